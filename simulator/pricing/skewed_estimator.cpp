@@ -125,7 +125,7 @@ std::unique_ptr<search::BoundModel> SkewedEstimator::bound_model() {
     return std::make_unique<SkewedBoundModel>(fast_.bound_model(), fast_.bound_model(), tables_);
 }
 
-Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Simulation& mean) {
+Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Simulation& mean, int slots) {
     Skew skew;
     routing::LoadTables tables;
     skew.loads = tables.of(plan);
@@ -143,6 +143,9 @@ Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Si
     fill(routing::SkewPoint::mean, &routing::Quantiles::mean);
     fill(routing::SkewPoint::p50, &routing::Quantiles::p50);
     fill(routing::SkewPoint::p99, &routing::Quantiles::p99);
+    skew.replication = replication_of(plan, stack, slots, [&stack](const plan::Plan& loaded) {
+        return replay::simulate(loaded, stack, false).estimate;
+    });
     return skew;
 }
 

@@ -3,10 +3,12 @@
 
 #include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
+#include "simulator/pricing/replication.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "simulator/routing/routing.hpp"
 
 #include <memory>
+#include <optional>
 
 namespace moe::pricing {
 
@@ -35,9 +37,11 @@ private:
 struct Skew {
     routing::StepLoads loads;
     routing::Quantiles step_seconds, tflops_per_gpu, memory_bytes;
+    std::optional<Replication> replication; // what copies of hot experts would give, in so many slots
 };
 
-// Event by event at each point; `mean` is simulate() of the plan, which is at the mean.
-Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Simulation& mean);
+// Event by event at each point; `mean` is simulate() of the plan, which is at the mean. `slots`: see replication_of().
+Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Simulation& mean,
+             int slots = usual_spare_slots);
 
 } // namespace moe::pricing

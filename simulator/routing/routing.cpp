@@ -13,7 +13,7 @@
 namespace moe::routing {
 namespace {
 
-constexpr int layer_draws = 1024, step_draws = 512;
+constexpr int step_draws = 512;
 constexpr std::uint64_t seed = 0x6d6f652d706c616e; // any fixed number, as results must not change from run to run
 
 std::uint64_t splitmix(std::uint64_t x) { // Steele, Lea and Flood 2014
@@ -111,20 +111,6 @@ Quantiles quantiles(std::vector<double> values) {
     return q;
 }
 
-// MoE layers of each pipeline rank.
-std::vector<int> moe_layers(const plan::Plan& plan) {
-    std::vector<int> count(static_cast<std::size_t>(plan.pp), 0);
-    const std::vector<plan::Stage> all = plan::stages(plan);
-    const auto routed = [&plan](int kind) { return plan.model->kinds[static_cast<std::size_t>(kind)].moe.has_value(); };
-    for (std::size_t s = 0; s < all.size(); ++s) {
-        int& here = count[s % count.size()];
-        for (int i = 0; i < all[s].layers; ++i)
-            here += routed(plan.model->layers[static_cast<std::size_t>(all[s].first_layer + i)]) ? 1 : 0;
-        for (int i = 0; i < all[s].mtp; ++i) here += routed(plan.model->mtp[static_cast<std::size_t>(i)]) ? 1 : 0;
-    }
-    return count;
-}
-
 const model::Moe* experts_of(const model::Model& model) {
     for (const model::LayerKind& kind : model.kinds)
         if (kind.moe) return &*kind.moe;
@@ -148,7 +134,46 @@ Quantiles fullest_rank(const LayerLoads& layer, int layers) {
     return quantiles(std::move(fullest));
 }
 
+// Fills what loads say of time and of overflowing.
+void add_times(StepLoads& result, const plan::Plan& plan, const LayerLoads& drawn, const std::vector<int>& counts) {
+    const double fill = plan.pp / (static_cast<double>(plan.micro_batches()) * plan.vpp + plan.pp - 1.0);
+    std::vector<double> steps, beyond(counts.size());
+    int overflows = 0;
+    for (int step = 0; step < step_draws; ++step) {
+        Stream stream(static_cast<std::uint64_t>(step), 3);
+        bool over = false;
+        for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+            beyond[rank] = 0.0;
+            for (int i = 0; i < counts[rank]; ++i) {
+                const double load = drawn.hottest[stream.below(drawn.hottest.size())];
+                beyond[rank] += load - 1.0;
+                over = over || load > plan.capacity;
+            }
+        }
+        overflows += over ? 1 : 0;
+        steps.push_back(pipeline_load(beyond, counts, fill));
+    }
+    result.time = quantiles(std::move(steps));
+    result.spread = drawn.spread;
+    if (plan.capacity > 0.0 && plan.ep > 1) result.overflow = static_cast<double>(overflows) / step_draws;
+}
+
+int most_layers(const std::vector<int>& counts) { return std::max(1, *std::max_element(counts.begin(), counts.end())); }
+
 } // namespace
+
+std::vector<int> moe_layers(const plan::Plan& plan) {
+    std::vector<int> count(static_cast<std::size_t>(plan.pp), 0);
+    const std::vector<plan::Stage> all = plan::stages(plan);
+    const auto routed = [&plan](int kind) { return plan.model->kinds[static_cast<std::size_t>(kind)].moe.has_value(); };
+    for (std::size_t s = 0; s < all.size(); ++s) {
+        int& here = count[s % count.size()];
+        for (int i = 0; i < all[s].layers; ++i)
+            here += routed(plan.model->layers[static_cast<std::size_t>(all[s].first_layer + i)]) ? 1 : 0;
+        for (int i = 0; i < all[s].mtp; ++i) here += routed(plan.model->mtp[static_cast<std::size_t>(i)]) ? 1 : 0;
+    }
+    return count;
+}
 
 bool skewed(const plan::Plan& plan) {
     const plan::RoutingKind kind = plan::routing_from_string(plan.routing).kind;
@@ -172,6 +197,13 @@ plan::Plan at_load(const plan::Plan& plan, double load, double spread) {
     return priced;
 }
 
+std::vector<double> draw_shares(const plan::Routing& routing, int experts, int top_k, int draw,
+                                const std::vector<std::vector<double>>& counts) {
+    std::vector<double> share = popularity(routing, experts, draw, counts);
+    choose_once(share, top_k);
+    return share;
+}
+
 LayerLoads draw_layer_loads(const plan::Routing& routing, int experts, int top_k, int ranks,
                             const std::vector<std::vector<double>>& counts) {
     LayerLoads result;
@@ -179,8 +211,7 @@ LayerLoads draw_layer_loads(const plan::Routing& routing, int experts, int top_k
     const std::size_t local = static_cast<std::size_t>(experts / ranks), n = static_cast<std::size_t>(ranks);
     double spread = 0.0;
     for (int draw = 0; draw < layer_draws; ++draw) {
-        std::vector<double> share = popularity(routing, experts, draw, counts);
-        choose_once(share, top_k);
+        const std::vector<double> share = draw_shares(routing, experts, top_k, draw, counts);
         std::size_t hot = 0;
         std::vector<double> sum(n, 0.0);
         for (std::size_t e = 0; e < share.size(); ++e) sum[e / local] += share[e];
@@ -205,6 +236,14 @@ double pipeline_load(const std::vector<double>& beyond, const std::vector<int>& 
     // A rank with fewer MoE layers has to be that much hotter to hold up the others.
     const double slowest = *std::max_element(beyond.begin(), beyond.end()) / most;
     return 1.0 + (1.0 - fill) * slowest + fill * std::accumulate(beyond.begin(), beyond.end(), 0.0) / all;
+}
+
+StepLoads loads_over_steps(const plan::Plan& plan, const LayerLoads& layer) {
+    StepLoads result;
+    const std::vector<int> counts = moe_layers(plan);
+    add_times(result, plan, layer, counts);
+    result.memory = fullest_rank(layer, most_layers(counts));
+    return result;
 }
 
 LoadTables::Table& LoadTables::table(const plan::Plan& plan, const model::Moe& moe) {
@@ -239,7 +278,7 @@ Quantiles LoadTables::memory(const plan::Plan& plan) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Table& drawn = table(plan, *moe);
     const std::vector<int>& counts = layers(plan);
-    const int most = std::max(1, *std::max_element(counts.begin(), counts.end()));
+    const int most = most_layers(counts);
     const auto [at, fresh] = drawn.memory.try_emplace(most);
     if (fresh) at->second = fullest_rank(drawn.loads, most);
     return at->second;
@@ -275,28 +314,7 @@ StepLoads LoadTables::of(const plan::Plan& plan) {
         const std::lock_guard<std::mutex> lock(mutex_);
         return std::pair(&table(plan, *moe).loads, &layers(plan));
     }();
-    const LayerLoads& drawn = *loads;
-    const std::vector<int>& counts = *ranks;
-    const double fill = plan.pp / (static_cast<double>(plan.micro_batches()) * plan.vpp + plan.pp - 1.0);
-    std::vector<double> steps, beyond(counts.size());
-    int overflows = 0;
-    for (int step = 0; step < step_draws; ++step) {
-        Stream stream(static_cast<std::uint64_t>(step), 3);
-        bool over = false;
-        for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-            beyond[rank] = 0.0;
-            for (int i = 0; i < counts[rank]; ++i) {
-                const double load = drawn.hottest[stream.below(drawn.hottest.size())];
-                beyond[rank] += load - 1.0;
-                over = over || load > plan.capacity;
-            }
-        }
-        overflows += over ? 1 : 0;
-        steps.push_back(pipeline_load(beyond, counts, fill));
-    }
-    result.time = quantiles(std::move(steps));
-    result.spread = drawn.spread;
-    if (bounded) result.overflow = static_cast<double>(overflows) / step_draws;
+    add_times(result, plan, *loads, *ranks);
     return result;
 }
 

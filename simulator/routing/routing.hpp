@@ -33,8 +33,13 @@ struct LayerLoads {
     double spread = 0.0; // spread of rows over the experts of the hottest rank, see Routing::spread; mean over draws
 };
 
-// `counts`: for a histogram, tokens by layer and expert; else empty. Deterministic: draws are keyed by a fixed seed.
-// Throws Error (bad_input) for a histogram of another number of experts.
+inline constexpr int layer_draws = 1024;
+// Shares of the tokens that choose each expert in one of the draws of a layer, 0 to layer_draws - 1; they add up to
+// top_k. `counts`: for a histogram, tokens by layer and expert; else empty. Deterministic: draws are keyed by a fixed
+// seed. Throws Error (bad_input) for a histogram of another number of experts.
+std::vector<double> draw_shares(const plan::Routing& routing, int experts, int top_k, int draw,
+                                const std::vector<std::vector<double>>& counts);
+// The loads of all draws.
 LayerLoads draw_layer_loads(const plan::Routing& routing, int experts, int top_k, int ranks,
                             const std::vector<std::vector<double>>& counts);
 
@@ -57,6 +62,11 @@ struct StepLoads {
     double spread = 0.0;
     double overflow = 0.0; // probability that a step exceeds the planned capacity somewhere and is run again
 };
+
+// MoE layers of each pipeline rank.
+std::vector<int> moe_layers(const plan::Plan& plan);
+// Of a plan whose layers have these loads.
+StepLoads loads_over_steps(const plan::Plan& plan, const LayerLoads& layer);
 
 // A lower bound of a layer's load: no plan's steps have less, at any point.
 struct LeastLoad {

@@ -60,6 +60,12 @@ void read_gpus(SearchOptions& o, const std::string& text) {
     o.more_gpus.assign(numbers.begin() + 1, numbers.end());
 }
 
+void add_spare_experts(CLI::App* verb, std::int64_t& spare_experts) {
+    add(verb, "--spare-experts", spare_experts, "N",
+        "with skewed routing: slots of each rank for copies of hot experts, of which is said what they would give")
+        ->capture_default_str();
+}
+
 // Adds the options of a request; `required`: there is no plan that could stand for it.
 void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
@@ -115,6 +121,7 @@ void add_search(CLI::App& app, SearchOptions& o) {
     add(verb, "--optimize-for", o.optimize_for, "mean|p50|p99",
         "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
+    add_spare_experts(verb, o.spare_experts);
     add(verb, "--out", o.out, "FILE", "write the best plan to this file");
     add_money(verb, o.money);
 }
@@ -126,6 +133,7 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
     add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
     add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
+    add_spare_experts(verb, o.spare_experts);
 }
 
 void add_explain(CLI::App& app, ExplainOptions& o) {
@@ -135,6 +143,7 @@ void add_explain(CLI::App& app, ExplainOptions& o) {
         "plan.json; without one, a request as for search: its best plan, or why it has none");
     add_request(verb, o.request, false);
     add(verb, "--versus", o.versus, "PLAN", "another plan.json: what differs, by op kind and by class of memory");
+    add_spare_experts(verb, o.request.spare_experts);
 }
 
 void add_execute(CLI::App& app, ExecuteOptions& o) {

@@ -37,12 +37,33 @@ Json quantiles_json(const routing::Quantiles& q, double scale = 1.0) {
     return {{"mean", q.mean * scale}, {"p50", q.p50 * scale}, {"p99", q.p99 * scale}};
 }
 
+Json replication_json(const std::optional<pricing::Replication>& replication) {
+    if (!replication) return nullptr;
+    const pricing::Replication& r = *replication;
+    return {{"spare_experts", r.slots},
+            {"load", quantiles_json(r.loads.time)},
+            {"copies", r.copies},
+            {"copies_of_one_rank", r.most_sent},
+            {"plan_seconds", r.plan_seconds},
+            {"weight_seconds", r.weight_seconds},
+            {"gradient_seconds", r.gradient_seconds},
+            {"exposed_gradient_seconds", r.exposed_seconds},
+            {"added_seconds", r.added_seconds},
+            {"slots_gib", gib(r.slot_bytes)},
+            {"step_seconds", r.estimate.step_seconds},
+            {"tflops_per_gpu", r.estimate.tflops_per_gpu},
+            {"memory_gib", gib(r.estimate.memory_bytes)},
+            {"fits", r.estimate.fits},
+            {"share_of_balanced", r.share_of_balanced}};
+}
+
 Json skew_json(const pricing::Skew& skew) {
     return {{"load", quantiles_json(skew.loads.time)},
             {"step_seconds", quantiles_json(skew.step_seconds)},
             {"tflops_per_gpu", quantiles_json(skew.tflops_per_gpu)},
             {"memory_gib", quantiles_json(skew.memory_bytes, gib(1.0))},
-            {"overflow_probability", skew.loads.overflow}};
+            {"overflow_probability", skew.loads.overflow},
+            {"replication", replication_json(skew.replication)}};
 }
 
 Json interval_json(const published::IntervalResult& result) {
@@ -103,6 +124,7 @@ std::string search_document(const search::SearchResult& result, int gpus, const 
     for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
     document["seconds"] = result.seconds;
     if (ranking.money) document.update(money_json(*ranking.money));
+    document["replication"] = replication_json(ranking.replication);
     document["plans"] = Json::array();
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];

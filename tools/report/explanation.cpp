@@ -40,14 +40,14 @@ std::vector<Difference> joined(const List& here, const List& there, Name name, V
 
 } // namespace
 
-Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation) {
+Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation, int slots) {
     Explanation e;
     e.plan = plan;
     e.simulation = std::move(simulation);
     e.walls = replay::walls(plan, stack, e.simulation);
     e.interval = published::interval_of(plan, e.simulation.estimate, published::load_residuals(plan, stack.executable),
                                         published::is_new_stack(plan));
-    e.skew = pricing::skew_of(plan, stack, e.simulation);
+    e.skew = pricing::skew_of(plan, stack, e.simulation, slots);
     pricing::SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.play(plan);
     e.deltas = search::what_ifs(plan, stack, estimator);
@@ -91,7 +91,22 @@ std::string skew_text(const plan::Plan& plan, const pricing::Skew& skew) {
     if (plan.capacity > 0.0)
         text += fmt::format("\n  {} of the steps exceed the capacity {} and are run again",
                             percent_text(skew.loads.overflow), plan.capacity);
+    if (skew.replication)
+        for (const std::string& line : replication_lines(*skew.replication)) text += "\n  " + line;
     return text;
+}
+
+std::vector<std::string> replication_lines(const pricing::Replication& r) {
+    return {
+        fmt::format("What if hot experts had copies, {} spare slots a rank ({} GiB; UltraEP, arXiv 2606.04101): load "
+                    "{:.2f}, step {}, {:.4g} TFLOPS/GPU, {} of balanced",
+                    r.slots, gib_text(r.slot_bytes), r.loads.time.mean, seconds_text(r.estimate.step_seconds),
+                    r.estimate.tflops_per_gpu, percent_text(r.share_of_balanced)),
+        fmt::format(
+            "{:.1f} copies a layer and micro-batch, {:.1f} from one rank: planned in {}, weights sent in {} each "
+            "way, gradients reduced in {} of which {} exposed; {} of the step",
+            r.copies, r.most_sent, seconds_text(r.plan_seconds), seconds_text(r.weight_seconds),
+            seconds_text(r.gradient_seconds), seconds_text(r.exposed_seconds), seconds_text(r.added_seconds))};
 }
 
 std::vector<std::pair<std::string, double>> losses(const Explanation& e) {

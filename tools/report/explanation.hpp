@@ -26,14 +26,18 @@ struct Explanation {
     std::vector<std::optional<double>> certainties; // of deltas: probability that a gain or loss has the sign predicted
     std::vector<search::FrontPoint> front;
 };
-// The plan must be sound and within the stack, the simulation its own with rows.
-Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation);
+// The plan must be sound and within the stack, the simulation its own with rows. `slots`: see pricing::skew_of().
+Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation,
+                         int slots = pricing::usual_spare_slots);
 
 // "80% interval 912 to 1204 TFLOPS/GPU (cross-validated on 158 published runs)", or why there is none.
 std::string interval_text(const published::IntervalResult& result);
 
-// Step, rate and memory at mean, p50 and p99 of a skewed plan, and how often its capacity overflows; several lines.
+// Step, rate and memory at mean, p50 and p99 of a skewed plan, how often its capacity overflows, and what copies of hot
+// experts would give; several lines.
 std::string skew_text(const plan::Plan& plan, const pricing::Skew& skew);
+// The last part of it.
+std::vector<std::string> replication_lines(const pricing::Replication& replication);
 
 // Seconds of the slowest rank's step beyond what its model FLOPs take at peak, by cause, largest first. A class of ops
 // loses what it takes beyond the machine's peak rate for it.

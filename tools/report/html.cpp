@@ -126,7 +126,10 @@ std::string skew_section(const Explanation& e) {
     if (e.plan.capacity > 0.0)
         note += fmt::format(" {} of the steps exceed the capacity {} and are run again.",
                             percent_text(e.skew.loads.overflow), e.plan.capacity);
-    return section("Routing skew", note, out + "</table>\n");
+    out += "</table>\n";
+    if (e.skew.replication)
+        for (const std::string& line : replication_lines(*e.skew.replication)) out += "<p>" + escape(line) + "</p>\n";
+    return section("Routing skew", note, out);
 }
 
 std::string communication_section(const Explanation& e) {

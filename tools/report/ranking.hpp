@@ -3,6 +3,7 @@
 
 #include "planner/search/search.hpp"
 #include "simulator/goodput/cheapest.hpp"
+#include "simulator/pricing/replication.hpp"
 #include "simulator/published/interval.hpp"
 #include "simulator/published/nearest.hpp"
 
@@ -34,6 +35,7 @@ struct Ranking {
     std::size_t simplest = 0;            // index of the plan with fewest choices among those equal to the first
     std::optional<double> widest_margin; // of the plans marked equal: largest log ratio that tells nothing
     std::optional<Money> money;
+    std::optional<pricing::Replication> replication; // of the first plan's hot experts
 };
 
 // `executable`: plans of the engine's own stack, of which no published pairs speak. `nearest`: runs of each plan.

@@ -231,14 +231,15 @@ plan::Plan load_sound(const std::string& path, const SearchOptions& options) {
     return plan;
 }
 
-Explanation explained(const plan::Plan& plan) {
+Explanation explained(const plan::Plan& plan, const SearchOptions& options) {
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
-    return explain_plan(plan, stack, replay::simulate(plan, stack));
+    return explain_plan(plan, stack, replay::simulate(plan, stack), static_cast<int>(options.spare_experts));
 }
 
 } // namespace
 
 void explain_verb(const ExplainOptions& options) {
+    check_spare_experts(options.request.spare_experts);
     const bool asked = !options.request.model.empty() || !options.request.hardware.empty();
     if (options.plan.empty() == !asked)
         refuse("explain: give either PLAN or a request (--model, --hardware, --gpus, --gbs, --seq)");
@@ -247,11 +248,12 @@ void explain_verb(const ExplainOptions& options) {
                fmt::join(options.request.more_gpus, ","));
     const plan::Plan plan =
         asked ? plan_of(request_of(options.request), options) : load_sound(options.plan, options.request);
-    const Explanation here = explained(plan);
+    const Explanation here = explained(plan, options.request);
     Console console(options);
     if (asked) warn_left_out(console, *plan.model);
     Versus versus;
-    if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus, options.request)));
+    if (!options.versus.empty())
+        versus = compare_plans(here, explained(load_sound(options.versus, options.request), options.request));
     if (options.json) return print(explanation_document(here, options.versus.empty() ? nullptr : &versus));
 
     const search::Estimate& e = here.simulation.estimate;

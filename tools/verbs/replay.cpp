@@ -10,6 +10,7 @@
 #include "tools/report/documents.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/html.hpp"
+#include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
@@ -29,6 +30,7 @@ void print_breakdown(Console& console, const search::Estimate& estimate) {
 } // namespace
 
 void replay_verb(const ReplayOptions& options) {
+    check_spare_experts(options.spare_experts);
     refuse_overwriting("--trace", options.trace, options.plan);
     refuse_overwriting("--report", options.report, options.plan);
     refuse_overwriting("--report", options.report, options.trace);
@@ -38,13 +40,14 @@ void replay_verb(const ReplayOptions& options) {
     replay::Simulation simulation = replay::simulate(plan, stack, !options.trace.empty() || !options.report.empty());
     if (!options.trace.empty()) program::write_trace(simulation.timeline, options.trace);
     if (!options.report.empty()) {
-        Explanation explanation = explain_plan(plan, stack, std::move(simulation));
+        Explanation explanation =
+            explain_plan(plan, stack, std::move(simulation), static_cast<int>(options.spare_experts));
         write_file(options.report, html_report(explanation));
         simulation = std::move(explanation.simulation);
     }
 
     const search::Estimate& e = simulation.estimate;
-    const pricing::Skew skew = pricing::skew_of(plan, stack, simulation);
+    const pricing::Skew skew = pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts));
     const published::IntervalResult interval = published::interval_of(
         plan, e, published::load_residuals(plan, stack.executable), published::is_new_stack(plan));
     if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));

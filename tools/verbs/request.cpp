@@ -89,7 +89,10 @@ std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<con
     return std::make_shared<const machine::Hardware>(std::move(less));
 }
 
+void check_spare_experts(std::int64_t spare_experts) { check_range("--spare-experts", spare_experts, 1024); }
+
 Request request_of(const SearchOptions& options) {
+    check_spare_experts(options.spare_experts);
     if (options.gpus != SearchOptions::fewest_gpus) check_range("--gpus", options.gpus, 10'000'000);
     for (const std::int64_t gpus : options.more_gpus) check_range("--gpus", gpus, 10'000'000);
     check_range("--gbs", options.gbs, std::int64_t{1} << 40);

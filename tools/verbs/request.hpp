@@ -18,6 +18,8 @@ struct Request {
 };
 // Throws Error (bad_input) naming the option.
 Request request_of(const SearchOptions& options);
+// Throws Error (bad_input) naming the option.
+void check_spare_experts(std::int64_t spare_experts);
 // --gpus auto: the fewest GPUs for which the request has a plan. Throws Error (no_plan) where there are none.
 void settle_gpus(const SearchOptions& options, Request& request, search::Estimator& estimator);
 // The hardware with as much less memory; a plan needs what the library and the driver take in any case. Throws Error

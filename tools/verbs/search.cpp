@@ -8,6 +8,7 @@
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
+#include "tools/report/explanation.hpp"
 #include "tools/report/money_report.hpp"
 #include "tools/report/ranking_text.hpp"
 #include "tools/verbs/money.hpp"
@@ -15,6 +16,7 @@
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace moe::tools {
 
@@ -48,6 +50,10 @@ void print_money(Console& console, const search::SearchResult& result, const Ran
 void print_plans(Console& console, const search::SearchResult& result, const Ranking& ranking) {
     console.table(ranking_table(result, ranking));
     for (const std::string& line : ranking_lines(result, ranking)) console.note("{}", line);
+    if (ranking.replication) {
+        console.note("");
+        for (const std::string& line : replication_lines(*ranking.replication)) console.note("{}", line);
+    }
     if (ranking.money) print_money(console, result, ranking);
     if (ranking.plans.front().nearest.empty()) return;
     console.note("");
@@ -96,6 +102,9 @@ void search_verb(const SearchOptions& options) {
                                                                  SearchOptions::most_for_fewest, terms)
                                  : goodput::cheapest(request.search, request.stack, estimator, counts, terms);
     search::SearchResult& result = offers.found;
+    const std::optional<pricing::Replication> replication =
+        pricing::replication_of(result.plans.front().first, request.stack, static_cast<int>(options.spare_experts),
+                                [&estimator](const plan::Plan& loaded) { return estimator.play(loaded); });
     for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
     if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
@@ -104,6 +113,7 @@ void search_verb(const SearchOptions& options) {
     if (!money) offers.outlooks.clear();
     Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs, offers.outlooks);
     if (money) ranking.money = Money{terms, offers.counts};
+    ranking.replication = replication;
     if (options.json) return print(search_document(result, result.plans.front().first.gpus, ranking));
     const std::string& machine = request.stack.figures_of;
     std::vector<int> gpus;

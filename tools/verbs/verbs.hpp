@@ -33,6 +33,7 @@ struct SearchOptions : OutputOptions {
     std::vector<std::string> fix;                          // FIELD=VALUE
     std::int64_t top = 5;
     std::string optimize_for = "mean";     // of skewed routing: mean, p50 or p99
+    std::int64_t spare_experts = 2;        // of skewed routing: slots of a rank for copies of hot experts
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
     std::string out;                       // plan.json of the best plan, empty = not written
     MoneyOptions money;
@@ -41,7 +42,8 @@ void search_verb(const SearchOptions& options);
 
 struct ReplayOptions : OutputOptions {
     std::string plan;
-    std::string trace, report; // empty = not written
+    std::string trace, report;      // empty = not written
+    std::int64_t spare_experts = 2; // as search's
 };
 void replay_verb(const ReplayOptions& options);
 

@@ -37,6 +37,42 @@ TEST_CASE("search and replay under skewed routing") {
     CHECK(folder.run("moe-plan explain plan.json").out.find("Routing dirichlet:1") != std::string::npos);
 }
 
+TEST_CASE("what copies of hot experts would give is said by search, replay and explain") {
+    const Folder folder;
+    const std::string skewed = request + "--fix ep=8 --fix routing=dirichlet:1 ";
+    const Json found = document(folder.run(skewed + "--out plan.json --json"));
+    const Json replay = document(folder.run("moe-plan replay plan.json --json"));
+    const Json copies = replay["skew"]["replication"];
+    CHECK(copies["spare_experts"] == 2);
+    CHECK(copies["load"]["mean"] < 1.05);
+    CHECK(copies["copies"] > 1.0);
+    CHECK(copies["copies"] >= copies["copies_of_one_rank"]);
+    CHECK(copies["step_seconds"] < replay["step_seconds"]);
+    CHECK(copies["added_seconds"] > 0.0);
+    CHECK(copies["share_of_balanced"] < 1.0);
+    CHECK(found["replication"]["step_seconds"].get<double>() ==
+          nearly(copies["step_seconds"].get<double>()).epsilon(0.01));
+    CHECK(found["replication"]["copies"] == copies["copies"]);
+    // One slot leaves more load and takes half the memory.
+    const Json one = document(folder.run("moe-plan replay plan.json --spare-experts 1 --json"))["skew"]["replication"];
+    CHECK(one["load"]["mean"] > copies["load"]["mean"]);
+    CHECK(one["slots_gib"].get<double>() == nearly(0.5 * copies["slots_gib"].get<double>()));
+    for (const std::string& command :
+         {skewed, std::string("moe-plan replay plan.json"), std::string("moe-plan explain plan.json")})
+        CHECK(folder.run(command).out.find("What if hot experts had copies, 2 spare slots a rank") !=
+              std::string::npos);
+    REQUIRE(folder.run("moe-plan replay plan.json --report r.html").status == 0);
+    CHECK(folder.read("r.html").find("What if hot experts had copies") != std::string::npos);
+    // Balanced routing has nothing to copy.
+    CHECK(document(folder.run(request + "--fix ep=8 --out even.json --json"))["replication"].is_null());
+    CHECK(document(folder.run("moe-plan replay even.json --json"))["skew"]["replication"].is_null());
+    CHECK(folder.run("moe-plan replay even.json").out.find("copies") == std::string::npos);
+    for (const char* verb : {"replay", "explain"})
+        check_line(folder.run(std::string("moe-plan ") + verb + " plan.json --spare-experts 0"), 2,
+                   "--spare-experts 0: must be between 1 and 1024");
+    check_line(folder.run(skewed + "--spare-experts -1"), 2, "--spare-experts -1: must be between 1 and 1024");
+}
+
 TEST_CASE("a recorded histogram is a routing; a wrong one is refused") {
     const Folder folder;
     std::string flat = "1", hot = "9";
