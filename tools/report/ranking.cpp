@@ -46,15 +46,17 @@ std::vector<std::string> differences_of_training(const plan::Plan& plan) {
     return what;
 }
 
-Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest) {
+Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest,
+                   published::Corrector& corrector) {
     Ranking ranking;
     if (result.plans.empty()) return ranking;
     const auto& [first, best] = result.plans.front();
-    const std::vector<published::Residual> residuals = published::load_residuals(first, executable);
     const std::vector<published::RatioError> errors = published::load_ratio_errors(executable);
     for (const auto& [plan, estimate] : result.plans) {
         PlanNote note;
-        note.interval = published::interval_of(plan, estimate, residuals);
+        const published::Correction* const correction = corrector.of(plan);
+        if (correction != nullptr) note.correction = *correction;
+        note.interval = published::interval_of(plan, estimate, executable, correction);
         const double log_ratio = std::log(best.tflops_per_gpu / estimate.tflops_per_gpu);
         const std::optional<double> margin = published::ratio_margin(errors, first, plan);
         note.equal_to_first = ranking.plans.empty() || (margin && log_ratio <= *margin);

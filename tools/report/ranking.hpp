@@ -2,7 +2,7 @@
 #pragma once
 
 #include "planner/search/search.hpp"
-#include "simulator/published/interval.hpp"
+#include "simulator/published/corrected_estimator.hpp"
 #include "simulator/published/nearest.hpp"
 
 #include <optional>
@@ -13,6 +13,7 @@ namespace moe::tools {
 
 struct PlanNote {
     published::IntervalResult interval;
+    std::optional<published::Correction> correction; // that is in the plan's estimate
     // The plan cannot be told apart from the first one: their predicted rates differ by less than the ratio of two such
     // plans may be off, see published::ratio_margin(). The first plan is equal to itself.
     bool equal_to_first = false;
@@ -28,7 +29,9 @@ struct Ranking {
 };
 
 // `executable`: plans of the engine's own stack, of which no published pairs speak. `nearest`: runs of each plan.
-Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest);
+// corrector: that has corrected the result's estimates.
+Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest,
+                   published::Corrector& corrector);
 
 // Settings by which a plan trains another model than one rank would: tokens dropped over a capacity, a balancing loss
 // over micro-batches, products of the head or of attention in another precision than the linear layers' usual one.

@@ -62,7 +62,9 @@ void search_verb(const SearchOptions& options) {
         console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
                                      count_text(static_cast<double>(pruned))));
     };
-    pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    pricing::SkewedEstimator physics(request.search.base.hardware, request.stack, request.point);
+    published::Corrector corrector(request.stack, !options.no_neighbours);
+    published::CorrectedEstimator estimator(physics, corrector);
     settle_gpus(options, request, estimator);
     const int gpus = request.search.base.gpus;
     search::SearchResult result = search::refined_search(request.search, request.stack, estimator);
@@ -70,7 +72,7 @@ void search_verb(const SearchOptions& options) {
     if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 
-    const Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs);
+    const Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs, corrector);
     if (options.json) return print(search_document(result, gpus, ranking));
     const std::string& machine = request.stack.figures_of;
     console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens{}\n", model.name, gpus, hardware.name,
