@@ -21,7 +21,7 @@ constexpr std::uint64_t splitmix(std::uint64_t x) {
 // an fma, in the order written in cpu/deviate.cpp and cuda/deviate.cu. ln(m 2^e), m in [1/sqrt 2, sqrt 2): e ln 2 + 2 f
 // (1 + f^2/3 + f^4/5 + ..) with f = (m - 1)/(m + 1); below 1e-15.
 struct Series {
-    double term[9]; // the highest power first
+    double term[9]; // coefficients, the highest power first
 };
 inline constexpr Series log_terms{{1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0}};
 inline constexpr double log_of_two = 0.693147180559945309417, root_of_two = 1.41421356237309504880,

@@ -23,7 +23,7 @@ inline std::uint8_t e4m3_of_float(float x) {
     std::uint32_t rounded;
     if (!(magnitude < 448.0f)) {
         rounded = magnitude >= 448.0f ? 0x7e : 0x7f;
-    } else if (magnitude < 0x1p-6f) { // the last place of 2^14 is that of subnormal values, 2^-9
+    } else if (magnitude < 0x1p-6f) { // The last place of 2^14 is that of subnormal values, 2^-9.
         rounded = std::bit_cast<std::uint32_t>(magnitude + 0x1p14f) - std::bit_cast<std::uint32_t>(0x1p14f);
     } else {
         const std::uint32_t m = bits & 0x7fffffffu;

@@ -44,7 +44,7 @@ struct GroupedShape {
     GroupedProduct product = GroupedProduct::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
-    bool accumulate = true; // a wgrad adds to C where true; false sets C, also of experts without rows
+    bool accumulate = true; // whether a wgrad adds to C; false sets C, also of experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that something else holds meanwhile
 };
 
@@ -69,7 +69,7 @@ struct Fp8Rows {
 
 struct FilledRows {
     std::int64_t rows = 0, cols = 0;
-    int groups = 0; // of counts
+    int groups = 0; // length of counts
 };
 struct QuantizedWeights {
     int groups = 1;
@@ -125,7 +125,7 @@ struct AttentionShape {
     double scale = 1.0;
     bool causal = true;
     bool spread = false, merge = false, deterministic = false;
-    std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // increasing; of spread sequences
+    std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // positions of a spread sequence's two runs, increasing
 };
 
 // Columns [from, from + cols) of rows that are x_stride long go to (are added to: accumulate) columns [to, to + cols)
@@ -141,7 +141,7 @@ enum class Curve : std::uint8_t { silu, gelu, quick_gelu, relu2 };
 struct ActivationShape {
     std::int64_t rows = 0, ffn = 0;
     Curve curve = Curve::silu;
-    bool gated = true; // x is [rows, 2 ffn], gate first; else [rows, ffn]
+    bool gated = true; // whether x is [rows, 2 ffn], gate first; else [rows, ffn]
     int groups = 0;    // length of counts, when given
     // GPT-OSS, gated only; 0 is none: y = curve(min(gate, limit)) * (1 + clamp(up, -limit, limit)).
     double limit = 0.0;
@@ -194,7 +194,7 @@ struct PermuteShape {
     std::int64_t tokens = 0, cols = 0;
     int top_k = 0;
     bool per_copy = false;
-    std::int64_t padded_rows = 0; // of `rows`, where permute zeroes those that no copy takes; 0: there are none
+    std::int64_t padded_rows = 0; // rows of `rows`, where permute zeroes those that no copy takes; 0 = no padding
 };
 
 // all_counts[etp * ep, experts]: row p * etp + m counts the rows that source (expert rank p, ETP member m) sends to
@@ -242,7 +242,7 @@ struct LossShape {
 
 // hyper[8]: lr, beta1, beta2, eps, weight decay, clip, 1 - beta1^t, 1 - beta2^t.
 struct AdamShape {
-    std::int64_t elements = 0; // of this shard
+    std::int64_t elements = 0; // elements of this shard
     std::int64_t offset = 0;   // elements of the bucket before this shard
     std::int64_t decayed = 0;  // elements of the bucket, from its start, that take weight decay
 };

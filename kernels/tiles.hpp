@@ -14,10 +14,10 @@ inline constexpr int tile_multiprocessors = 2;
 
 // The tile that a cluster computes at once, in steps along the contraction.
 struct TileKind {
-    int down, across;     // rows and columns of a group's C
+    int down, across;     // tile's rows and columns of a group's C
     int depth;            // contracted elements of a step
-    double step_cycles;   // of the tensor cores, and of issuing what they do
-    double tile_cycles;   // of a tile's start and its results, where nothing hides them
+    double step_cycles;   // cycles of the tensor cores, and of issuing what they do
+    double tile_cycles;   // cycles of a tile's start and its results, where nothing hides them
     bool swapped = false; // C of a gradient is computed transposed
     bool operator==(const TileKind&) const = default;
 };
@@ -49,7 +49,7 @@ inline constexpr std::array<TileKind, 3> scaled_tiles{tile_kind(128, 384, 192, 1
 // rows of C, whose m is 0, or the depth of a gradient, which is 0.
 struct TiledProduct {
     int groups = 0;
-    double rows = 0.0; // of a group
+    double rows = 0.0; // rows of a group
     double m = 0.0, n = 0.0, depth = 0.0;
 };
 

@@ -60,10 +60,10 @@ public:
 
 private:
     enum class State { idle, ready, running, parked };
-    static constexpr int no_core = -1; // a permit that is not bound to a core
+    static constexpr int no_core = -1; // core number of a permit that is not bound to a core
     struct Member {
         State state = State::idle;
-        int core = no_core; // of the permit it holds, or held last
+        int core = no_core; // core of the permit that the rank holds, or held last
         std::condition_variable wake;
         const char* waits_for = "";
         std::chrono::steady_clock::time_point granted;
@@ -71,7 +71,7 @@ private:
     };
 
     void work(int rank);
-    void grant(); // lock held: hands free permits to the first ready ranks
+    void grant(); // hands free permits to the first ready ranks; the caller holds the lock
     void give_back(Member& member);
     void bind(int rank, int core);
     void set_failure(std::exception_ptr failure);
@@ -79,7 +79,7 @@ private:
 
     std::vector<Member> members_;
     std::vector<std::thread> threads_;
-    std::vector<int> ready_; // first come first; holds all members without growing
+    std::vector<int> ready_; // ready ranks, first come first; room for all members, so that it never grows
     mutable std::mutex mutex_;
     std::condition_variable all_idle_;
     const std::function<void(int)>* job_ = nullptr;

@@ -18,7 +18,7 @@ namespace moe::engine {
 
 namespace {
 
-constexpr char returned = 0; // first byte of an answer; the Fault of an Error otherwise
+constexpr char returned = 0; // first byte of an answer without an error; else the byte is the Fault
 
 bool write_all(int file, std::string_view text) {
     while (!text.empty()) {
@@ -71,9 +71,9 @@ std::string run_in_subprocess(const std::function<std::string()>& work) {
     if (child == 0) {
         ::close(ends[0]);
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::getppid() != parent) ::_exit(EXIT_FAILURE); // it died before that call
+        if (::getppid() != parent) ::_exit(EXIT_FAILURE); // The parent died before that call.
         const bool written = write_all(ends[1], answer_of(work));
-        ::_exit(written ? EXIT_SUCCESS : EXIT_FAILURE); // without what the parent has to do at its end
+        ::_exit(written ? EXIT_SUCCESS : EXIT_FAILURE); // _exit() skips what the parent has to do at its end.
     }
     ::close(ends[1]);
     const std::string said = read_all(ends[0]);

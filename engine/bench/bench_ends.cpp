@@ -34,7 +34,7 @@ std::vector<BenchEnd> open_ends(const ops::Backend& backend, int ranks, std::int
         end.memory = end.device->allocate(static_cast<std::size_t>(bytes));
         if (end.memory == nullptr)
             fail("GPU {}: {} MiB are not free, to measure communication", rank, (bytes >> 20) + 1);
-        end.device->fill(end.memory, 0x3c, static_cast<std::size_t>(bytes)); // small numbers in BF16
+        end.device->fill(end.memory, 0x3c, static_cast<std::size_t>(bytes)); // 0x3c3c is a small number in BF16.
     });
     return ends;
 }
@@ -64,7 +64,7 @@ void leave(std::vector<BenchEnd>& ends) {
 }
 
 namespace {
-constexpr int rounds = 5; // the first one warms up; others may be disturbed from outside
+constexpr int rounds = 5; // The first round warms up; others may be disturbed from outside.
 }
 
 double seconds_of_call(BenchEnd& end, program::Stream stream, std::size_t calls,

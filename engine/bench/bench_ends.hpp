@@ -14,14 +14,14 @@ namespace moe::bench {
 struct BenchEnd {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<comm::QueuedCommunicator> communicator;
-    char* memory = nullptr; // of the device, where operands lie
+    char* memory = nullptr; // memory of the device where operands lie
 };
 
 // A device each, with so much memory. Throws Error (failure) where a device has not as much free.
 std::vector<BenchEnd> open_ends(const ops::Backend& backend, int ranks, std::int64_t bytes);
 void release(std::vector<BenchEnd>& ends);
 
-// job(end, rank) of every end at the same time; the first fault of any is thrown when all have ended.
+// Runs job(end, rank) of every end at the same time; throws the first fault of any when all have ended.
 void at_every(std::vector<BenchEnd>& ends, const std::function<void(BenchEnd&, int)>& job);
 
 // All ends join the groups of a Program that every stage of the mesh runs. They must leave them, by resetting their

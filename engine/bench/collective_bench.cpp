@@ -16,7 +16,7 @@ namespace moe::bench {
 
 namespace {
 
-constexpr std::int64_t cols = 2048; // of BF16 rows
+constexpr std::int64_t cols = 2048; // columns of the BF16 rows
 constexpr std::int64_t row_bytes = 2 * cols;
 constexpr plan::Group samples{plan::Domain::dense, plan::axis::data}, experts{plan::Domain::expert, plan::axis::expert},
     expert_tensor{plan::Domain::expert, plan::axis::tensor}, pipeline{plan::Domain::dense, plan::axis::pipeline};
@@ -24,7 +24,7 @@ constexpr plan::Group samples{plan::Domain::dense, plan::axis::data}, experts{pl
 // One op at its largest: it sizes the communicator's buffers, and smaller calls follow its attributes.
 struct Kind {
     program::OpKind kind;
-    program::Stream stream; // collectives of a group on two streams have a communicator each
+    program::Stream stream; // Collectives of a group on two streams have a communicator each.
     plan::Group group;
     program::Attr attr;
 };

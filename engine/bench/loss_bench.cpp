@@ -16,7 +16,7 @@ namespace {
 
 struct Size {
     std::int64_t rows;
-    int vocab; // of both ranks
+    int vocab; // vocabulary of both ranks together
 };
 constexpr Size sizes[] = {{1024, 8192},   {4096, 8192},   {2048, 32768}, {8192, 32768},
                           {2048, 131072}, {6144, 131072}, {12288, 65536}};
@@ -84,7 +84,7 @@ void measure_split_loss(const ops::Backend& backend, std::int64_t most_bytes,
     const std::unique_ptr<device::Device> device = backend.open(backend.can_replay, 0);
     std::map<std::string, std::vector<machine::MeasuredCall>> found;
     for (const Size& size : sizes) {
-        if (size.rows * size.vocab > most_bytes) continue; // two ranks, two bytes each
+        if (size.rows * size.vocab > most_bytes) continue; // Two ranks hold two bytes per logit each.
         Point point{"mixtral", 256, 4, 4, 64, 256, 8, 2, 0, size.vocab, size.rows, 1};
         point.sharing = {.ranks = 2, .tp = 2, .ep = 2};
         const program::Program head = lower::lower_segment(plan_of(point, backend), lower::SegmentKind::head);

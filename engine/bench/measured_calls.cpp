@@ -13,7 +13,7 @@ namespace moe::bench {
 
 namespace {
 
-constexpr double bin = 1.25; // work of one bin, over its smallest
+constexpr double bin = 1.25; // largest work of one bin, over its smallest
 
 auto order(const machine::MeasuredCall& call) { return std::tie(call.work, call.sides); }
 bool sooner(const machine::MeasuredCall& a, const machine::MeasuredCall& b) { return order(a) < order(b); }

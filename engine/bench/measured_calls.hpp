@@ -10,7 +10,7 @@
 
 namespace moe::bench {
 
-using CallSamples = std::map<std::string, std::vector<machine::MeasuredCall>>; // by measured_key(), one for every op
+using CallSamples = std::map<std::string, std::vector<machine::MeasuredCall>>; // calls by measured_key()
 
 void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds);
 

@@ -68,7 +68,7 @@ train::TrainOptions options_of(const std::string& backend, int permits) {
     train::TrainOptions options;
     options.permits = permits;
     options.backend = backend;
-    options.steps = std::numeric_limits<int>::max(); // record_from_now() says which are recorded
+    options.steps = std::numeric_limits<int>::max(); // record_from_now() says which are recorded.
     options.kept_steps = most_steps;
     options.lr = 1e-4;
     return options;
@@ -170,7 +170,7 @@ double launch_seconds(const ops::Backend& backend) {
     char* memory = device->allocate(256);
     if (memory == nullptr) fail("microbench: {} has not 256 bytes free", device->name());
     double seconds = 0.0;
-    for (int round = 0; round < 2; ++round) { // the first loads the kernel
+    for (int round = 0; round < 2; ++round) { // The first round loads the kernel.
         queue->wait();
         const Clock::time_point start = Clock::now();
         for (std::size_t i = 0; i < calls; ++i) backend.kernels->zero({memory, Type::f32}, 64, queue->stream());

@@ -14,16 +14,16 @@
 namespace moe::bench {
 
 struct MicrobenchOptions {
-    double seconds = 18.0; // budget; the grid is walked from small to large and cut off when it is spent
-    int permits = 0;       // ranks that run at once, 0 = the machine's cores
+    double seconds = 18.0; // budget in seconds; the grid is walked from small to large and cut off when it is spent
+    int permits = 0;       // number of ranks that run at once, 0 = the machine's cores
     std::string backend = "cpu";
     // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
     bool one_rank = false;
     // Every run in a process of its own (engine/base/run_in_subprocess.hpp): on a GPU, the second training of a process
     // takes longer for each of its ops than the first (docs/notes/engine-calibration.md).
     bool in_subprocess = false;
-    std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
-    std::function<void(const std::string& line)> progress; // may be empty
+    std::size_t most = 0;                                  // number of the grid's runs, from the smallest; 0 = all
+    std::function<void(const std::string& line)> progress; // called with each line of progress; may be empty
 };
 
 struct Microbench {
@@ -37,7 +37,7 @@ struct Microbench {
     // elementwise ops (cores: with all of them busy).
     double fp32_flops = 0.0, bf16_flops = 0.0, fp8_flops = 0.0;
     double memory_bandwidth = 0.0;
-    std::string device; // where the ranks' memory lay
+    std::string device; // device where the ranks' memory lay
     // 0 on devices without a queue. Context: bytes that are taken on the device beside the arena. Launch: the host's
     // time to launch a kernel. Event: the time that a stamp between two ops takes, which is not in the times above.
     double context_bytes = 0.0, launch_seconds = 0.0, event_overhead = 0.0;

@@ -161,7 +161,7 @@ plan::Plan plan_of(const Point& p, const ops::Backend& backend) {
     plan.edp = s.ranks / (s.pp * s.ep * s.etp);
     // Launched one by one, small ops would wait for the host, and their times would say so.
     if (backend.can_replay) plan.cuda_graph = plan::CudaGraph::full;
-    plan.router.forced = s.ranks == 1; // plans are priced for balanced routing
+    plan.router.forced = s.ranks == 1; // Plans are priced for balanced routing.
     plan.seq = p.seq;
     plan.mbs = p.mbs;
     plan.gbs = 2 * plan.dp * plan.mbs;

@@ -17,9 +17,9 @@ struct Sharing {
 
 // A small model and the workload it runs. Sizes of one point differ from each other as those of real layers do.
 struct Point {
-    std::string family; // of the model
+    std::string family; // family of the model
     int hidden, heads, kv_heads, head_dim;
-    int ffn, experts, top_k, shared; // shared: FFN width of the shared expert, or of dense layers
+    int ffn, experts, top_k, shared; // sizes of the MLPs; shared: FFN width of the shared expert, or of dense layers
     int vocab;
     std::int64_t seq, mbs;
     machine::Precision precision = machine::Precision::bf16;
@@ -29,8 +29,8 @@ struct Point {
 };
 
 // Each from small to large, so that a budget that runs out costs the far end and never a kind of op.
-std::vector<Point> grid_of_cores(); // eight ranks, which share the cores
-std::vector<Point> grid_of_gpus();  // one rank
+std::vector<Point> grid_of_cores(); // grid of eight ranks, which share the cores
+std::vector<Point> grid_of_gpus();  // grid of one rank
 
 plan::Plan plan_of(const Point& point, const ops::Backend& backend);
 

@@ -49,7 +49,7 @@ struct Room {
     std::int32_t *all_counts, *row_of, *places;
     float *weight, *probs, *by_copy;
     char *x, *rows, *y, *parts;
-    std::int64_t bytes = 0; // with rows at one place
+    std::int64_t bytes = 0; // bytes of all operands, with rows at one place
 
     Room(char* memory, std::int64_t size, const Case& c, int n, std::size_t call = 0) {
         const auto take = [&](std::int64_t count) {

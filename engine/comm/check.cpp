@@ -16,7 +16,7 @@ namespace {
 struct Step {
     const program::Op* op = nullptr;
     int slot = 0, index = 0, micro_batch = 0;
-    std::int64_t bytes = 0; // of the first operand, or of the output of a recv
+    std::int64_t bytes = 0; // bytes of the first operand, or of the output of a recv
 };
 
 std::vector<Step> communication_of(const program::Program& program) {
@@ -137,7 +137,7 @@ private:
     }
 
     const plan::Mesh& mesh_;
-    std::vector<std::vector<Step>> steps_; // by pipeline rank
+    std::vector<std::vector<Step>> steps_; // steps by pipeline rank
     std::vector<std::size_t> stage_, next_;
     std::vector<bool> arrived_;
     std::map<std::tuple<plan::Domain, int, int>, Meeting> meetings_;

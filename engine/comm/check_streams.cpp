@@ -43,8 +43,8 @@ struct Script {
     std::vector<int> micro_batch;
     std::vector<std::size_t> slot;
     device::StreamOrder order;
-    std::vector<std::deque<int>> streams; // what is to come
-    std::vector<bool> arrived, ended;     // by work
+    std::vector<std::deque<int>> streams; // work that is to come, by stream
+    std::vector<bool> arrived, ended;     // flags by number of the work
 };
 
 Script script_of(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank) {
@@ -98,7 +98,7 @@ public:
     }
 
 private:
-    using Line = std::tuple<int, int, int>; // sender, receiver, tag
+    using Line = std::tuple<int, int, int>; // (sender, receiver, tag)
     struct Event {
         int stage = -1, work = -1;
     };
@@ -180,9 +180,9 @@ private:
     }
 
     int stages_;
-    std::vector<Script> scripts_; // by pipeline rank
+    std::vector<Script> scripts_; // scripts by pipeline rank
     std::map<std::tuple<program::Stream, plan::Domain, int>, std::vector<Event>> meetings_;
-    std::map<Line, Event> messages_; // the end that waits for the other
+    std::map<Line, Event> messages_; // the end of each message that waits for the other end
 };
 
 } // namespace

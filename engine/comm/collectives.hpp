@@ -25,7 +25,7 @@ struct CollectiveLibrary {
     void (*leave)(Member member) = nullptr;
     // Leaves without waiting: what is queued ends unfinished.
     void (*abandon)(Member member) = nullptr;
-    std::string (*trouble)(Member member) = nullptr; // of queued work; empty while all is well
+    std::string (*trouble)(Member member) = nullptr; // trouble of queued work; empty while all is well
 
     void (*all_gather)(Member, const void* x, void* y, std::int64_t bytes, void* stream) = nullptr;
     void (*reduce_scatter)(Member, const void* x, void* y, std::int64_t elements, program::Dtype,
@@ -39,7 +39,7 @@ struct CollectiveLibrary {
     void (*send)(Member, const void* x, std::int64_t bytes, int to, void* stream) = nullptr;
     void (*recv)(Member, void* y, std::int64_t bytes, int from, void* stream) = nullptr;
 
-    void (*copy)(void* to, const void* from, std::int64_t bytes, void* stream) = nullptr; // on the device
+    void (*copy)(void* to, const void* from, std::int64_t bytes, void* stream) = nullptr; // queued copy on the device
 };
 
 } // namespace moe::comm

@@ -18,16 +18,16 @@ namespace moe::comm {
 struct TokenOperands {
     std::int64_t tokens = 0;
     int top_k = 0;
-    program::Dtype dtype = program::Dtype::f32; // of x, rows, y and parts
-    const void* in = nullptr;                   // x, or rows
-    const float* in_scale = nullptr;            // of fp8_block, as out_scale
+    program::Dtype dtype = program::Dtype::f32; // type of x, rows, y and parts
+    const void* in = nullptr;                   // x of dispatch, or rows of combine
+    const float* in_scale = nullptr;            // scales of fp8_block rows, as out_scale
     const std::int32_t *all_counts = nullptr, *row_of = nullptr, *places = nullptr;
-    const float* values = nullptr;         // weight, or one value per row
-    void *out = nullptr, *parts = nullptr; // rows, or y; parts of combine
+    const float* values = nullptr;         // weight of dispatch, or one value per row of combine
+    void *out = nullptr, *parts = nullptr; // rows of dispatch, or y of combine; parts of combine
     float* out_scale = nullptr;
-    float* values_out = nullptr; // probs, or by_copy
+    float* values_out = nullptr; // probs of dispatch, or by_copy of combine
     std::int32_t* places_out = nullptr;
-    bool beside = false; // the device computes something else meanwhile
+    bool beside = false; // whether the device computes something else meanwhile
 };
 
 class Communicator {
@@ -36,7 +36,7 @@ public:
 
     virtual int rank() const = 0;
     virtual int size(plan::Group group) = 0;
-    virtual int index(plan::Group group) = 0; // my position in the group
+    virtual int index(plan::Group group) = 0; // this rank's position in the group
 
     // x[bytes] of every member -> y[size * bytes] in group order; x may be my part of y.
     virtual void all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) = 0;

@@ -14,7 +14,7 @@ namespace moe::comm {
 namespace {
 
 struct Names {
-    const char *rank, *world, *local, *nodes; // nodes: of the job, where the launcher says so
+    const char *rank, *world, *local, *nodes; // nodes: number of nodes of the job, where the launcher says so
 };
 constexpr Names launchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK", nullptr},
                                {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr},
@@ -45,7 +45,7 @@ std::string_view without_brackets(std::string_view host) {
 std::optional<Launch> launch_of_environment() {
     for (const Names& names : launchers) {
         const char *rank = variable(names.rank), *world = variable(names.world);
-        if (rank == nullptr) continue; // a shell of salloc knows the number of tasks, but is none of them
+        if (rank == nullptr) continue; // A shell of salloc knows the number of tasks, but is none of them.
         if (world == nullptr) refuse("{} = {}, but {} is not set", names.rank, shown(rank), names.world);
         Launch launch;
         launch.world = number(names.world, world, 1, most_processes);

@@ -11,7 +11,7 @@ struct Launch {
     int rank = 0, world = 1;
     std::string host = "127.0.0.1";
     int port = 29500;
-    int local = 0; // among the processes of this machine, from 0: the device it uses
+    int local = 0; // number of the process on this machine, from 0: the device it uses
 };
 
 // Reads the launch from the environment: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI),

@@ -20,7 +20,7 @@ namespace moe::comm {
 // on the device that is current; they throw Error (failure) where the driver reports one.
 struct PeerLibrary {
     using Handle =
-        std::array<char, 128>; // of an allocation, for other ranks, in this process or another of this machine
+        std::array<char, 128>; // handle of an allocation for other ranks, in this process or another of this machine
 
     Handle (*share)(char* memory) = nullptr;
     // An address of that memory for the current device; null where it cannot be reached, and `why`.
@@ -32,8 +32,8 @@ struct PeerLibrary {
 class PeerMemory {
 public:
     struct Place {
-        std::vector<int> ranks; // of the group
-        int index = 0;          // this rank's
+        std::vector<int> ranks; // ranks of the group
+        int index = 0;          // index of this rank in the group
     };
     // All members make theirs at the same time. all_gather: `mine` of every member, one after another. tokens: of the
     // largest call. blocks: multiprocessors that a call with nothing computing beside it takes at most, the same at all
@@ -45,7 +45,7 @@ public:
     PeerMemory(const PeerMemory&) = delete;
     PeerMemory& operator=(const PeerMemory&) = delete;
 
-    std::int64_t bytes() const { return board_bytes_; } // beside the arena
+    std::int64_t bytes() const { return board_bytes_; } // bytes taken beside the arena
     void exchange(const program::RowsAttr& attr, const TokenOperands& operands, void* stream) const;
     // True where gather() can: y in the arena, and little of it.
     bool gathers(const void* y, std::int64_t bytes) const;
@@ -68,7 +68,7 @@ private:
     std::int64_t arena_bytes_, board_bytes_;
     std::unique_ptr<char, Release> board_;
     std::unique_ptr<device::Device> host_;
-    std::unique_ptr<char, Release> trouble_; // an int
+    std::unique_ptr<char, Release> trouble_; // an int that the device sets when a wait is given up
     std::vector<Mapped> mapped_;
     PeerGroup group_;
 };

@@ -58,7 +58,7 @@ void ProcessCommunicator::reduce(const GroupRank& group_rank, const void* mine, 
     for (int m = 0; m < members; ++m) {
         char* part = offset(parts_.data(), m * bytes);
         if (m == group_rank.index)
-            copy(part, mine, bytes); // y may be a part of x
+            copy(part, mine, bytes); // y may be a part of x.
         else
             take(group_rank, m, part, bytes);
         sources_[static_cast<std::size_t>(m)] = part;

@@ -58,8 +58,8 @@ private:
 
     Transport& transport_;
     const plan::Mesh& mesh_;
-    std::deque<GroupRank> group_ranks_; // references stay valid while it grows
-    std::vector<char> parts_, packed_;  // scratch
+    std::deque<GroupRank> group_ranks_; // group ranks; references stay valid while the deque grows
+    std::vector<char> parts_, packed_;  // scratch memory of collectives
     std::vector<const void*> sources_;
 };
 

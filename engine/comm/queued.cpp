@@ -61,7 +61,7 @@ std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>
         auto key() const { return std::tuple(channel, group.domain, group.axes, delta, pairwise); }
         bool operator<(const Use& other) const { return key() < other.key(); }
     };
-    std::vector<std::set<Use>> uses(static_cast<std::size_t>(stages)); // by pipeline rank
+    std::vector<std::set<Use>> uses(static_cast<std::size_t>(stages)); // uses by pipeline rank
     for (std::size_t p = 0; p < programs.size(); ++p)
         for (const program::Template& ops : programs[p]->templates)
             for (const program::Op& op : ops.ops) {
@@ -72,7 +72,7 @@ std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>
                     peer != nullptr ? Use{program::stream_count + peer->tag, {}, peer->delta, false}
                                     : Use{static_cast<int>(op.stream), op.group, 0, program::is_pairwise(op.kind)});
             }
-    std::map<std::pair<int, std::vector<int>>, bool> found; // true where pairwise
+    std::map<std::pair<int, std::vector<int>>, bool> found; // true for groups that send pairwise
     for (int rank = 0; rank < mesh.size(); ++rank)
         for (const Use& use :
              uses[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))]) {
@@ -231,7 +231,7 @@ void QueuedCommunicator::begin_step() {
 void QueuedCommunicator::check() {
     fabric_.check();
     if (peers_) peers_->check();
-    if (++checks_ % 100 != 0) return; // the library takes a lock for each
+    if (++checks_ % 100 != 0) return; // The library takes a lock for each check.
     for (const auto& [key, member] : members_)
         if (const std::string trouble = library_.trouble(member); !trouble.empty())
             fail("{}: another rank, a link or a GPU has failed (NCCL_DEBUG=INFO says more): mend it and go on from the "
@@ -340,7 +340,7 @@ void QueuedCommunicator::all_to_all(plan::Group group, const void* x, void* y, c
     const GroupRank& members = group_rank(group);
     const int parts = static_cast<int>(members.ranks.size());
     if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
-    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // of one member's tokens
+    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // rows of one member's tokens
     const std::int64_t narrow = attr.rows * attr.cols / (rows * parts) * element_bytes, half = rows / 2 * narrow;
     const PartsShape shape{rows, {attr.pieces[0], attr.pieces[1], attr.pieces[2]}, parts};
     const Type type = element_bytes == 2 ? Type::bf16 : Type::f32;
@@ -389,7 +389,7 @@ void QueuedCommunicator::put(const program::PeerAttr& peer, const void* x, std::
 // Sends from the box, where put() has left the bytes.
 void QueuedCommunicator::send(const program::PeerAttr& peer, const void*, std::int64_t bytes) {
     const int to = peer_rank(peer.delta);
-    if (to == rank_) return; // it need not leave
+    if (to == rank_) return; // The message need not leave the rank.
     SendRing& box = send_ring(peer);
     library_.send(member(program::stream_count + peer.tag, {rank_, to}), box.place(box.sent++), bytes, 1, queued_);
 }

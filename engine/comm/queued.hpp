@@ -27,8 +27,8 @@ namespace moe::comm {
 // as a message must not wait behind another that its receiver wants later.
 struct CommGroup {
     int channel = 0;        // Stream of collectives, or stream_count + tag of messages
-    std::vector<int> ranks; // in the order of the group; of messages: sender, receiver
-    bool pairwise = false;  // members send to each other, besides what they do together
+    std::vector<int> ranks; // ranks in the order of the group; of a message: sender, receiver
+    bool pairwise = false;  // whether members send to each other, besides what they do together
     bool messages() const { return channel >= program::stream_count; }
 };
 // All communicators of a run, in an order that every rank finds alike. programs: by pipeline rank; may be followed by
@@ -42,15 +42,15 @@ struct Joined {
         double bytes = 0.0;
     };
     std::size_t communicators = 0;
-    double bytes = 0.0;        // the most of any rank of this process
-    double buffer_bytes = 0.0; // of them, slots and boxes of the first one
-    std::vector<Member> each;  // communicators of the first one
+    double bytes = 0.0;        // most bytes of any rank of this process
+    double buffer_bytes = 0.0; // bytes of them in slots and boxes of the first rank
+    std::vector<Member> each;  // communicators of the first rank
 };
 
 // The state that the ranks of this process share.
 class QueuedFabric {
 public:
-    // points: one for each of the comm_groups. `transport` leads to other processes, if there are any.
+    // points: one for each of the comm_groups. transport: leads to other processes, null where there are none.
     QueuedFabric(const CollectiveLibrary& library, const plan::Mesh& mesh, std::vector<CommGroup> comm_groups,
                  std::vector<MeetingPoint> points, Transport* transport)
         : library_(library),
@@ -118,10 +118,10 @@ public:
     void use(program::Stream stream, void* queued) override;
     void begin_step() override;
     void check() override;
-    double waited() const override { return 0.0; } // it is the device that waits
+    double waited() const override { return 0.0; } // The device waits, not the host.
     bool waits() const override { return false; }
 
-    std::int64_t buffer_bytes() const { return buffer_bytes_; } // of slots and boxes
+    std::int64_t buffer_bytes() const { return buffer_bytes_; } // bytes of slots and boxes
     // Bytes that each of this rank's communicators took of the device, by number in QueuedFabric::comm_groups().
     const std::map<std::size_t, double>& taken() const { return taken_; }
 
@@ -130,13 +130,13 @@ private:
         std::vector<int> ranks;
         int index = 0;
     };
-    struct SendRing { // messages of a channel, in the order of the calls
+    struct SendRing { // ring of a channel's messages, in the order of the calls
         program::Box box;
         char* memory = nullptr;
         int put = 0, sent = 0, received = 0;
         char* place(int number) const { return memory + number % box.places * box.bytes; }
     };
-    using Key = std::pair<int, std::vector<int>>; // Circle::purpose, ranks
+    using Key = std::pair<int, std::vector<int>>; // channel, ranks
     struct Release {
         device::Device* device;
         void operator()(char* memory) const { device->release(memory); }
@@ -160,8 +160,8 @@ private:
     const Kernels& kernels_;
     device::Device& device_;
     int rank_;
-    plan::Group peer_group_{};     // of ops over peers' memory
-    std::int64_t peer_tokens_ = 0; // of the largest of them; 0: there are none
+    plan::Group peer_group_{};     // group of the ops over peers' memory
+    std::int64_t peer_tokens_ = 0; // tokens of the largest of those ops; 0 = there are none
     int peer_blocks_ = program::peer_blocks_alone;
     std::unique_ptr<PeerMemory> peers_;
     std::map<Key, CollectiveLibrary::Member> members_;
@@ -173,7 +173,7 @@ private:
     std::int64_t buffer_bytes_ = 0;
     std::map<std::size_t, double> taken_;
     program::Stream stream_ = program::Stream::compute;
-    void* queued_ = nullptr; // the device's stream of that name
+    void* queued_ = nullptr; // the device's handle of stream_
     int checks_ = 0;
 };
 

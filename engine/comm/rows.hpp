@@ -60,7 +60,7 @@ inline void check_row_capacity(const char* what, std::int64_t rows, std::int64_t
 // count), in elements.
 template <class Visit>
 void each_exchanged_run(const program::AllToAllAttr& attr, int tokens, int heads, Visit visit) {
-    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / attr.parts; // of one member's tokens
+    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / attr.parts; // rows of one member's tokens
     const std::int64_t wide = attr.to_heads ? attr.cols : attr.cols * attr.parts, narrow = wide / attr.parts;
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t run = 2 * r / rows, first = plan::run_start(tokens, static_cast<int>(run), attr.parts, rows);

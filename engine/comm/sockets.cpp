@@ -32,7 +32,7 @@ struct Hello {
     std::int32_t rank = 0, world = 0, port = 0;
     std::uint64_t fingerprint = 0;
 };
-struct Place { // of a rank that listens
+struct Place { // address of a rank that listens
     char host[64] = {};
     std::int32_t port = 0;
 };

@@ -17,11 +17,11 @@ bool write_bytes(int socket, const void* data, std::size_t bytes);
 // Writes what the connection takes at once, in bytes.
 inline constexpr std::size_t connection_ended = ~std::size_t{0};
 std::size_t write_some(int socket, const void* data, std::size_t bytes);
-bool wait_writable(int socket, double seconds); // false when it takes nothing until then
+bool wait_writable(int socket, double seconds); // returns false when the socket takes nothing until then
 
 struct Meeting {
-    std::vector<int> sockets; // by rank, -1 for my own
-    std::string run;          // drawn by rank 0
+    std::vector<int> sockets; // sockets by rank, -1 for this process
+    std::string run;          // id of the run, drawn by rank 0
 };
 
 // Rank 0 listens at the launch's place; the others call there, say where they listen themselves, and learn where the

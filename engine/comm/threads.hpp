@@ -26,15 +26,15 @@ public:
     };
     struct Meeting {
         std::vector<int> ranks;
-        std::vector<Operand> operands; // by index in the group
+        std::vector<Operand> operands; // operands by index in the group
         std::vector<int> waiting;
         int arrived = 0;
     };
-    using Channel = std::tuple<int, int, int, int>; // source, destination, tag, stage
+    using Channel = std::tuple<int, int, int, int>; // (source, destination, tag, stage)
     struct Mailbox {
-        std::vector<std::vector<char>> full;  // in order of arrival
+        std::vector<std::vector<char>> full;  // messages in order of arrival
         std::vector<std::vector<char>> empty; // buffers to use again
-        int reader = -1;                      // a rank that waits for the next message
+        int reader = -1;                      // rank that waits for the next message, -1 = none
     };
 
     Meeting& meeting(plan::Group group, int rank);
@@ -50,7 +50,7 @@ public:
 private:
     const plan::Mesh& mesh_;
     engine::Cores& cores_;
-    std::map<std::tuple<plan::Domain, int, int>, std::unique_ptr<Meeting>> meetings_; // domain, axes, first member
+    std::map<std::tuple<plan::Domain, int, int>, std::unique_ptr<Meeting>> meetings_; // (domain, axes, first member)
     std::map<Channel, std::unique_ptr<Mailbox>> mailboxes_;
 };
 
@@ -101,8 +101,8 @@ private:
 
     ThreadFabric& fabric_;
     int rank_;
-    std::deque<GroupRank> group_ranks_; // references stay valid while it grows
-    std::vector<const void*> sources_;  // kept between calls so that none allocates
+    std::deque<GroupRank> group_ranks_; // group ranks; references stay valid while the deque grows
+    std::vector<const void*> sources_;  // sources of a sum, kept between calls so that none allocates
 };
 
 } // namespace moe::comm

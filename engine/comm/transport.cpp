@@ -45,7 +45,7 @@ Transport::Transport(const Launch& launch, std::uint64_t fingerprint, Limits lim
 Transport::~Transport() {
     ending_ = true;
     const char end = 0;
-    if (::write(wake_[1], &end, 1) < 0) ending_ = true; // the reader looks once a second anyway
+    if (::write(wake_[1], &end, 1) < 0) ending_ = true; // The reader looks once a second anyway.
     reader_.join();
     for (const auto& peer : peers_)
         if (peer->socket >= 0) ::close(peer->socket);
@@ -153,7 +153,7 @@ void Transport::read_loop() {
         if (::poll(waiting.data(), waiting.size(), 1000) <= 0) continue;
         for (std::size_t i = 0; i < owner.size(); ++i)
             if (waiting[i].revents != 0 && !read_some(owner[i], arrivals[static_cast<std::size_t>(owner[i])]))
-                waiting[i].fd = -1; // poll passes over it
+                waiting[i].fd = -1; // poll() passes over a negative descriptor.
     }
     beating.join();
 }
@@ -169,7 +169,7 @@ bool Transport::read_some(int from, Arrival& arrival) {
     const ssize_t got = ::recv(peer.socket, to, wanted, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
     arrival.have += static_cast<std::size_t>(std::max<ssize_t>(got, 0));
-    const bool begins = arrival.have == header; // the length is known now
+    const bool begins = arrival.have == header; // The whole header tells the length of the data.
     {
         const std::lock_guard<std::mutex> held(mutex_);
         if (got <= 0 || (begins && arrival.header[1] > longest_message)) {

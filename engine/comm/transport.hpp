@@ -47,15 +47,15 @@ public:
     // Waits for the next message, which must have out.size() bytes. Throws Error (failure) naming the rank that cannot
     // send it any more.
     void receive(int from, std::uint64_t channel, std::span<char> out);
-    std::vector<char> receive(int from, std::uint64_t channel); // of any length
-    double waited() const { return waited_; }                   // seconds in receive(); for the thread that calls it
+    std::vector<char> receive(int from, std::uint64_t channel); // receives a message of any length
+    double waited() const { return waited_; }                   // seconds in receive(), for the thread that calls it
 
     // True where a send or receive waits just now, or did within the last second and a half. For any thread.
     bool waits() const;
 
     // Between all processes; called by all in the same order.
     void broadcast(int root, std::span<char> data);
-    std::vector<std::vector<char>> gather(int root, std::span<const char> data); // empty but at the root
+    std::vector<std::vector<char>> gather(int root, std::span<const char> data); // data of all ranks, only at the root
     bool any(bool here);
     // Says farewell and waits for that of the others, so that what is under way still arrives.
     void close();
@@ -63,13 +63,13 @@ public:
     void check_peers();
     // Tells the others why this process ends; their waits throw Aborted, and aborted() says why.
     void abort(const std::string& why);
-    std::string aborted(); // empty while all is well
+    std::string aborted(); // reason of an abort; empty while all is well
 
 private:
     struct Peer {
         int socket = -1;
         std::mutex sending;
-        std::map<std::uint64_t, std::deque<std::vector<char>>> mail; // the rest is guarded by mutex_
+        std::map<std::uint64_t, std::deque<std::vector<char>>> mail; // messages by channel; mutex_ guards the rest
         std::vector<std::vector<char>> empty;                        // buffers to use again
         std::chrono::steady_clock::time_point heard;
         bool closed = false, farewell = false;
@@ -77,7 +77,7 @@ private:
     // The part of a message that has come so far.
     struct Arrival {
         std::uint64_t header[2] = {0, 0};
-        std::size_t have = 0; // bytes of header and data
+        std::size_t have = 0; // bytes of header and data that have come
         std::vector<char> data;
     };
 
@@ -93,15 +93,15 @@ private:
     int rank_ = 0;
     Limits limits_;
     std::string run_;
-    std::vector<std::unique_ptr<Peer>> peers_; // by rank; mine has no socket
+    std::vector<std::unique_ptr<Peer>> peers_; // peers by rank; this process has no socket
     std::mutex mutex_;
     std::condition_variable arrived_;
     std::string aborted_; // the first reason that another process gave
     std::thread reader_;
     std::atomic<bool> ending_{false};
-    int wake_[2] = {-1, -1}; // a pipe that ends the reader's wait
+    int wake_[2] = {-1, -1}; // pipe that ends the reader's wait
     double waited_ = 0.0;
-    std::atomic<std::chrono::steady_clock::rep> looked_{0}; // when a waiting send or receive last looked around
+    std::atomic<std::chrono::steady_clock::rep> looked_{0}; // time when a waiting send or receive last looked
 };
 
 } // namespace moe::comm

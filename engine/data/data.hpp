@@ -37,7 +37,7 @@ private:
     std::size_t width_ = 0;
     // Empty where sequences lie back to back in the .bin, which is the rule; else the first token of each sequence.
     std::vector<std::int64_t> first_token_;
-    std::size_t offsets_at_ = 0; // of the i64[S] in the index
+    std::size_t offsets_at_ = 0; // place of the i64[S] of offsets in the index
 };
 
 struct BlendEntry {
@@ -55,7 +55,7 @@ public:
                bool shuffle, std::uint64_t seed);
 
     std::int64_t seq() const { return seq_; }
-    std::int64_t tokens() const; // of all datasets
+    std::int64_t tokens() const; // tokens of all datasets
     const IndexedDataset& dataset(std::size_t i) const { return *entries_[i].data; }
     // Writes seq + 1 tokens of sample `sample` of the blend; samples are numbered from 0 over the whole run.
     void read(std::int64_t sample, std::span<std::int32_t> out);
@@ -65,7 +65,7 @@ public:
 private:
     struct Entry {
         std::unique_ptr<IndexedDataset> data;
-        double share = 1.0; // of the samples
+        double share = 1.0; // share of the samples
         std::int64_t samples = 0;
     };
     std::pair<std::size_t, std::int64_t> locate(std::int64_t sample);

@@ -38,9 +38,9 @@ public:
     T* as(program::TensorId id, int micro_batch = 0) const {
         return static_cast<T*>(at(id, micro_batch));
     }
-    char* memory() const { return memory_.get(); } // of the device; null where it is another arena's
+    char* memory() const { return memory_.get(); } // memory of the device; null where it is another arena's
     std::size_t bytes() const { return bytes_; }
-    std::size_t host_bytes() const { return host_bytes_; } // of what is offloaded, in this process' memory
+    std::size_t host_bytes() const { return host_bytes_; } // bytes in this process' memory that offloaded tensors take
 
 private:
     void place(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,

@@ -12,12 +12,12 @@ namespace moe::device {
 
 // A step as it is replayed.
 struct QueuedStep {
-    std::size_t nodes = 0;            // of the record: kernels, copies, fills, waits; 0 where steps are not replayed
-    std::size_t host_copies = 0;      // of them, copies between the host's memory and the device's
-    std::size_t fills = 0;            // of them, the device's own fills, which make a graph slow to queue
-    double host_seconds = 0.0;        // that the host took to queue it: the median of the last 64
-    double event_overhead = 0.0;      // taken out of the recorded step for each of its stamps (engine/run/stamps.hpp)
-    double usual_stamp_seconds = 0.0; // seconds of one behind kernels that do next to nothing
+    std::size_t nodes = 0;            // kernels, copies, fills and waits of the record; 0 where steps are not replayed
+    std::size_t host_copies = 0;      // nodes that copy between the host's memory and the device's
+    std::size_t fills = 0;            // nodes that are the device's own fills, which make a graph slow to queue
+    double host_seconds = 0.0;        // seconds that the host took to queue the step: the median of the last 64
+    double event_overhead = 0.0;      // seconds taken out of the step for each of its stamps (engine/run/stamps.hpp)
+    double usual_stamp_seconds = 0.0; // seconds of one stamp behind kernels that do next to nothing
 };
 
 // The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams
@@ -26,7 +26,7 @@ class Queue {
 public:
     virtual ~Queue() = default;
 
-    virtual void* stream(int number = 0) const = 0; // the handle that kernels take
+    virtual void* stream(int number = 0) const = 0; // handle of a stream that kernels take
 
     // A step, queued by the function `enqueue`. Where steps are replayed, prepare() records what `enqueue` queues and
     // play() runs the record; elsewhere prepare() does nothing and play() calls `enqueue`. A step with and one without
@@ -36,8 +36,8 @@ public:
     virtual void reserve(std::size_t stamps, std::size_t signals) = 0;
     virtual void prepare(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
-    virtual void forget() = 0;                            // the records
-    virtual QueuedStep queued_step() const { return {}; } // the one without stamps
+    virtual void forget() = 0;                            // drops the records of steps
+    virtual QueuedStep queued_step() const { return {}; } // facts of the step without stamps
     // Seconds that the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody
     // knows.
     virtual double played_seconds() { return 0.0; }
@@ -52,12 +52,12 @@ public:
     virtual void await(std::size_t index, int number) = 0;
     // Time stamp `index`: taken when everything queued before it on the stream is done.
     virtual void stamp(std::size_t index, int number = 0) = 0;
-    virtual double seconds(std::size_t index) = 0; // from stamp 0; after wait()
+    virtual double seconds(std::size_t index) = 0; // seconds from stamp 0 to that stamp; after wait()
 
     // Progress that the host can see while the queue runs: mark() writes `value` when the stream has come there.
     virtual void mark(int value, int number) = 0;
-    virtual int marked(int number) const = 0; // for any thread
-    virtual bool idle() = 0;                  // true where everything queued on stream 0 is done or has failed
+    virtual int marked(int number) const = 0; // last mark of a stream; for any thread
+    virtual bool idle() = 0;                  // whether everything queued on stream 0 is done or has failed
 
     // Returns when everything queued is done. Throws Error (failure) where some of it failed.
     virtual void wait() = 0;

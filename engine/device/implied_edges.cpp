@@ -8,12 +8,12 @@ namespace moe::device {
 namespace {
 
 struct Node {
-    std::vector<std::size_t> before, after; // edges
-    std::size_t open = 0;                   // of those before, from nodes not seen yet
+    std::vector<std::size_t> before, after; // numbers of edges
+    std::size_t open = 0;                   // number of edges in `before` that come from nodes not seen yet
     std::size_t chain = 0;
-    int place = 0;         // in its chain
-    bool followed = false; // by the next of its chain
-    std::vector<int> done; // by chain: the last place that has ended before or with this node, -1 none
+    int place = 0;         // place of the node in its chain
+    bool followed = false; // whether the next node of the chain is known
+    std::vector<int> done; // last place of each chain that has ended before or with this node, -1 = none
 
     int done_of(std::size_t chain) const { return chain < done.size() ? done[chain] : -1; }
     void note(std::size_t chain, int place) {

@@ -8,8 +8,8 @@
 namespace moe::device {
 
 struct GraphEdge {
-    int from = 0, to = 0; // numbers of nodes
-    bool whole = true;    // `to` begins when all of `from` has ended, not only a part of it
+    int from = 0, to = 0; // numbers of the nodes
+    bool whole = true;    // whether `to` begins when all of `from` has ended, not only a part of it
 };
 
 // The edges between `nodes` nodes, without a cycle, that say nothing that paths of other whole edges do not: indices in

@@ -10,13 +10,13 @@ namespace moe::device {
 // A sample of one device now, or of several: the mean, and the slowest one's clock. All zero where a device does not
 // say.
 struct PowerSample {
-    double joules = 0.0; // since some time before the process began
+    double joules = 0.0; // joules since some time before the process began
     double limit_watts = 0.0;
-    double clock_hz = 0.0, top_clock_hz = 0.0; // of the multiprocessors
+    double clock_hz = 0.0, top_clock_hz = 0.0; // clock of the multiprocessors, Hz
 };
 PowerSample combined(const std::vector<PowerSample>& devices);
 
-// Over the end of a run.
+// Mean power over the end of a run.
 struct MeanPower {
     double seconds = 0.0; // 0: nothing is known
     double watts = 0.0, limit_watts = 0.0;
@@ -27,8 +27,8 @@ struct MeanPower {
 class PowerLog {
 public:
     using Time = std::chrono::steady_clock::time_point;
-    static constexpr double between_seconds = 0.2; // drivers count energy anew ten times a second
-    static constexpr double kept_seconds = 4.0;    // in which the clock of a GPU at its limit swings about its mean
+    static constexpr double between_seconds = 0.2; // seconds between samples; drivers count energy ten times a second
+    static constexpr double kept_seconds = 4.0;    // seconds in which a GPU's clock at its limit swings about its mean
 
     // True where it is time for another reading.
     bool due(Time now) const;

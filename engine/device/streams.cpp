@@ -11,7 +11,7 @@ namespace moe::device {
 
 namespace {
 
-using Clock = std::array<int, queue_streams>; // by stream: the last work that has ended for sure, -1 none
+using Clock = std::array<int, queue_streams>; // last work of each stream that has ended for sure, -1 = none
 
 // The memory in runs of bytes with one history each.
 class History {
@@ -25,7 +25,7 @@ public:
         cut(end);
         std::uintptr_t at = begin;
         for (auto run = runs_.lower_bound(begin); at < end;) {
-            if (run == runs_.end() || run->first > at) { // never touched before
+            if (run == runs_.end() || run->first > at) { // No work has touched these bytes before.
                 const std::uintptr_t next = run == runs_.end() ? end : std::min(end, run->first);
                 run = runs_.emplace_hint(run, at, Run{next, -1, nobody()});
             }
@@ -54,7 +54,7 @@ private:
     struct Run {
         std::uintptr_t end = 0;
         int writer = -1;
-        Clock readers; // the last of each stream since
+        Clock readers; // last reader on each stream since the writer
     };
 
     void cut(std::uintptr_t at) {
@@ -67,7 +67,7 @@ private:
         runs_.emplace(at, rest);
     }
 
-    std::map<std::uintptr_t, Run> runs_; // by first byte
+    std::map<std::uintptr_t, Run> runs_; // runs by first byte
 };
 
 const program::PeerAttr* message(const program::Op& op) { return std::get_if<program::PeerAttr>(&op.attr); }
@@ -116,7 +116,7 @@ public:
     void touch(std::uintptr_t begin, std::int64_t bytes, bool writes) {
         history_.touch(begin, bytes, writes, number_, o_.stream_.back(), [&](int other) {
             int& latest = needed_[o_.stream_[static_cast<std::size_t>(other)]];
-            if (other != number_) latest = std::max(latest, other); // work may touch the same twice
+            if (other != number_) latest = std::max(latest, other); // Work may touch the same bytes twice.
         });
     }
     void end() {
@@ -145,8 +145,8 @@ public:
 private:
     StreamOrder& o_;
     History history_;
-    std::vector<Clock> ended_; // by work: what has ended when it has
-    Clock none_, last_;        // last_: work of each stream
+    std::vector<Clock> ended_; // work that has ended when each work has
+    Clock none_, last_;        // last_: last work of each stream
     Clock needed_{};
     int number_ = 0;
 };

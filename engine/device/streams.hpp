@@ -28,12 +28,12 @@ public:
     StreamOrder(const program::Program& program, const Arena& arena, int stages);
 
     struct Work {
-        int op = 0;         // by number in the order of OpWalk
-        bool boxes = false; // the copy of what this op, a send, sends; the send itself follows, unless it is to itself
+        int op = 0;         // number of the op in the order of OpWalk
+        bool boxes = false; // whether it is the copy of what a send sends; the send follows, unless it is to itself
         int stream = 0;
-        int signal = -1;            // number of the event that others wait for, -1: nobody does
-        int before = -1;            // work before it on its stream, -1: none
-        std::span<const int> waits; // work on other streams
+        int signal = -1;            // number of the event that others wait for, -1 = nobody waits
+        int before = -1;            // work before it on its stream, -1 = none
+        std::span<const int> waits; // work on other streams that ends before
     };
     std::size_t size() const { return op_.size(); }
     Work operator[](std::size_t work) const;
@@ -47,7 +47,7 @@ private:
     std::vector<bool> boxes_;
     std::vector<std::uint8_t> stream_;
     std::vector<int> signal_, before_;
-    std::vector<std::size_t> first_wait_; // of each work in waits_, and the end
+    std::vector<std::size_t> first_wait_; // place in waits_ where the waits of each work begin, and the end
     std::vector<int> waits_;
     std::array<bool, queue_streams> used_{};
     int signals_ = 0;

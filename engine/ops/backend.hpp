@@ -25,7 +25,7 @@ struct Backend {
     // The memory and queue of one rank, on the machine's device of that number. Where `replayed`, its queue records a
     // step once and replays it.
     std::unique_ptr<device::Device> (*open)(bool replayed, int device) = nullptr;
-    int (*devices)() = nullptr; // of this machine, one for each rank; null: ranks share its cores
+    int (*devices)() = nullptr; // number of devices of this machine, one for each rank; null: ranks share its cores
     // The library that joins ranks on devices; null: messages between threads and processes do.
     const comm::CollectiveLibrary& (*collectives)() = nullptr;
     // The library by which ranks on devices reach each other's memory; null: they do not.
@@ -33,8 +33,8 @@ struct Backend {
     // Tells whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do
     // not.
     bool (*tiled)() = nullptr;
-    bool can_replay = false;                       // cuda_graph = full
-    std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
+    bool can_replay = false;                       // whether steps can be replayed: cuda_graph = full
+    std::array<OpFunction, op_kind_count> table{}; // functions by op kind; null: this back end cannot run it
 
     OpFunction function(program::OpKind kind) const { return table[static_cast<std::size_t>(kind)]; }
 };

@@ -49,7 +49,7 @@ void fp8_grouped_gemm(const OpContext& c) {
 }
 
 void add_fp8_kernels(Backend& backend) {
-    if (backend.kernels->quantize_rows == nullptr) return; // the plan's precision is refused
+    if (backend.kernels->quantize_rows == nullptr) return; // The plan's precision is refused.
     backend.table[static_cast<std::size_t>(program::OpKind::quantize)] = quantize;
     backend.table[static_cast<std::size_t>(program::OpKind::dequantize)] = dequantize;
     backend.table[static_cast<std::size_t>(program::OpKind::cast)] = cast;

@@ -25,12 +25,12 @@ struct OpContext {
     const RankPosition& position;
     comm::Communicator& communicator;
     const Kernels& kernels;
-    void* stream = nullptr;        // for the kernels
-    void* const* in = nullptr;     // by index in op.in; null where the operand is absent
-    void* const* out = nullptr;    // by index in op.out
-    std::int64_t shard_offset = 0; // adamw: elements of the bucket before this rank's shard
+    void* stream = nullptr;        // stream for the kernels
+    void* const* in = nullptr;     // inputs by index in op.in; null where the operand is absent
+    void* const* out = nullptr;    // outputs by index in op.out
+    std::int64_t shard_offset = 0; // elements of the bucket before this rank's shard, for adamw
     int reserved_sms = 0;          // multiprocessors that a product leaves to what runs beside it
-    bool merged = false;           // another slot's ops run beside it
+    bool merged = false;           // whether another slot's ops run beside it
 
     // Shape and dtype of an operand; only for operands that are present.
     const program::Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }

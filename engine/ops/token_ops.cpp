@@ -73,7 +73,7 @@ void exchange_tokens(const OpContext& c) {
     const comm::TokenOperands t = operands_of(c);
     if (c.communicator.exchange_tokens(c.op.group, std::get<program::RowsAttr>(c.op.attr), t)) return;
     const std::int64_t cols = std::get<program::RowsAttr>(c.op.attr).cols;
-    if (t.in_scale != nullptr) { // four elements at a time
+    if (t.in_scale != nullptr) { // One FP32 element carries four in E4M3.
         move_rows(c, t, {t.in, Type::f32}, {t.out, Type::f32}, cols / 4, false);
         move_rows(c, t, {t.in_scale, Type::f32}, {t.out_scale, Type::f32}, scale_blocks(cols), false);
     } else {

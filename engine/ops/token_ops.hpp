@@ -5,7 +5,7 @@
 
 namespace moe::ops {
 
-// dispatch_tokens and combine_tokens.
+// The ops dispatch_tokens and combine_tokens.
 void exchange_tokens(const OpContext& context);
 
 } // namespace moe::ops

@@ -73,7 +73,7 @@ void Executor::enqueue(device::Queue& queue, bool timed) {
     for (int s = 1; s < device::queue_streams; ++s)
         if (order_->used()[static_cast<std::size_t>(s)]) queue.fork(s);
     program::OpWalk walk(program_);
-    int number = 0; // of the op
+    int number = 0; // number of the op
     for (std::size_t w = 0; w < order_->size(); ++w) {
         const device::StreamOrder::Work work = (*order_)[w];
         for (; number < work.op; ++number) walk.next();
@@ -97,7 +97,7 @@ void Executor::play(device::Queue& queue, Recorder& recorder, bool timed) {
     }
     zero_ = recorder.seconds_since(Recorder::Clock::now());
     queue.play(timed, [&] { enqueue(queue, timed); });
-    ++calls_; // a record calls no op
+    ++calls_; // A record calls no op.
     ++calls_;
     await_end(queue);
     if (!timed) plain_[plain_steps_++ % kept_plain] = queue.played_seconds();
@@ -121,7 +121,7 @@ void Executor::await_end(device::Queue& queue) {
     while (marked_ && !queue.idle()) {
         try {
             communicator_.check();
-        } catch (const Error& error) { // told with the op that waits for the others
+        } catch (const Error& error) { // The error is told with the op that waits for the others.
             const auto op = static_cast<std::size_t>(stuck());
             throw Error(error.fault(), fmt::format("{}: {}", place(*ops_[op], slots_[op]), error.what()));
         }
@@ -129,7 +129,7 @@ void Executor::await_end(device::Queue& queue) {
         pause = std::min(pause + pause / 8, Microseconds{200});
     }
     queue.wait();
-    if (marked_) communicator_.check(); // of what has ended and should not have
+    if (marked_) communicator_.check(); // check() tells of communication that has ended and should not have.
     busy_ = false;
 }
 

@@ -76,25 +76,25 @@ private:
     comm::Communicator& communicator_;
     const plan::Mesh& mesh_;
     ops::RankPosition position_;
-    std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
+    std::vector<std::int64_t> bucket_offset_; // elements of each bucket before this rank's shard
     std::vector<void*> in_, out_;             // operands of the current op
     std::vector<std::vector<std::int64_t>> routed_tokens_;
     device::Queue* queue_ = nullptr;
-    std::optional<device::StreamOrder> order_;         // with a queue
-    std::vector<const program::Op*> ops_;              // likewise: by number, in the order of OpWalk
-    std::vector<std::size_t> slots_;                   // of those
-    bool marked_ = false;                              // communication marks its way, as the rank is not alone
+    std::optional<device::StreamOrder> order_;         // order of the ops on streams, where there is a queue
+    std::vector<const program::Op*> ops_;              // ops by number in the order of OpWalk, where there is a queue
+    std::vector<std::size_t> slots_;                   // slots of those ops
+    bool marked_ = false;                              // whether communication marks its way, as the rank is not alone
     int reserved_sms_ = 0;                             // multiprocessors that another kernel holds meanwhile
-    std::atomic<std::uint64_t> calls_{0};              // begun and ended
-    std::atomic<const program::Op*> current_{nullptr}; // the last one begun
+    std::atomic<std::uint64_t> calls_{0};              // calls begun and calls ended, counted together
+    std::atomic<const program::Op*> current_{nullptr}; // op that was begun last
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
-    bool replayed_ = true; // a queue that can replay its record does so
+    bool replayed_ = true; // whether a queue that can replay its record does so
     // Times that the last steps without stamps took on the device.
     static constexpr std::size_t kept_plain = 64;
     std::array<double, kept_plain> plain_{};
     std::size_t plain_steps_ = 0;
-    double zero_ = 0.0; // when the last step was given to the queue, by its recorder
+    double zero_ = 0.0; // recorder's time at which the last step was given to the queue
     double usual_stamp_ = 0.0, stamp_ = 0.0, removed_ = 0.0;
 };
 

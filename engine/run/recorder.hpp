@@ -30,7 +30,7 @@ private:
     struct Times {
         double start = 0.0, end = 0.0, busy = 0.0;
     };
-    std::vector<program::TimelineRow> rows_; // everything but the times
+    std::vector<program::TimelineRow> rows_; // rows with everything but the times
     std::vector<std::vector<Times>> steps_;
     Times* current_ = nullptr;
     std::size_t next_ = 0;

@@ -24,7 +24,7 @@ double measured_event_overhead(device::Device& device, const Kernels& kernels) {
     device::Queue* queue = device.queue();
     if (queue == nullptr || !queue->replays()) return 0.0;
     char* memory = device.allocate(256);
-    if (memory == nullptr) return 0.0; // the step will not fit either, and says so
+    if (memory == nullptr) return 0.0; // The step will not fit either, and says so.
     queue->reserve(calls + 1, 0);
     double seconds[2];
     for (const bool stamped : {false, true}) {

@@ -30,7 +30,7 @@ public:
     // of its time to its stamp.
     double without(double time) const;
     double event_overhead() const { return stamp_; }
-    double removed_seconds() const; // negative where this step was a quick one
+    double removed_seconds() const; // seconds taken out; negative where this step was a quick one
 
 private:
     std::vector<double> ends_, without_;

@@ -13,8 +13,8 @@ namespace moe::run {
 
 // The standing of a rank, seen from another thread.
 struct Standing {
-    std::uint64_t ops = 0; // begun and ended so far: changes whenever the rank gets on
-    bool waits = false;    // for another rank, a core or its next step: not its own fault
+    std::uint64_t ops = 0; // ops begun and ended so far: the count changes whenever the rank gets on
+    bool waits = false;    // whether it waits for another rank, a core or its next step: not its own fault
     std::string place;     // "rank 5: gemm (layer 3, slot 7)"
     std::string others;    // "rank 1": who takes part in what a device does there; empty where it does it alone
 };
@@ -37,8 +37,8 @@ private:
     double patience_;
     std::function<Standing(int)> standing_;
     std::function<void(const std::string&)> on_hang_;
-    std::vector<std::uint64_t> ops_; // by rank, at the last look
-    std::vector<int> still_;         // looks since it got on
+    std::vector<std::uint64_t> ops_; // ops by rank, at the last look
+    std::vector<int> still_;         // looks by rank since it got on
     std::mutex mutex_;
     std::condition_variable wake_;
     bool ending_ = false;

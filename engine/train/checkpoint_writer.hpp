@@ -14,9 +14,9 @@ class Trainer;
 
 class CheckpointWriter {
 public:
-    // `folder` is made where it is missing. `run`: the same for all processes of one run, and no other's.
+    // folder: made where it is missing. run: the same for all processes of one run, and no other's.
     CheckpointWriter(std::string folder, std::string run);
-    ~CheckpointWriter(); // waits for what is being written
+    ~CheckpointWriter(); // waits for the checkpoint that is being written
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
@@ -25,7 +25,7 @@ public:
     void save(const Trainer& trainer);
     // Waits until the last snapshot is on the disk; throws like save().
     void finish();
-    std::int64_t saved_step() const { return saved_; } // of the last whole checkpoint written here, -1 = none
+    std::int64_t saved_step() const { return saved_; } // step of the last whole checkpoint written here, -1 = none
 
 private:
     std::string folder_;

@@ -120,7 +120,7 @@ std::map<std::string, std::int64_t> expert_counts(const Shapes& parameters) {
 struct Found {
     const weights::StoredTensor* tensor = nullptr;
     Source source;
-    std::int64_t cols = 1; // of the parameter
+    std::int64_t cols = 1; // columns of the parameter
 };
 
 // Elements [first, first + out.size()) of a parameter. Rows that lie whole are read at once; where neighbours in a row
@@ -232,7 +232,7 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     const std::map<std::string, std::int64_t> experts = expert_counts(trainer.parameters());
     std::map<std::string, Found> found;
     std::set<std::string> used;
-    if (model.tied_embeddings) used.insert("lm_head.weight"); // older files repeat the embedding under this name
+    if (model.tied_embeddings) used.insert("lm_head.weight"); // Older files repeat the embedding under this name.
     for (const auto& [copy, original] : repeated(model)) used.insert(copy);
     for (const auto& [name, shape] : trainer.parameters()) {
         const std::optional<ExpertName> part = expert_name(name);
@@ -269,7 +269,7 @@ std::string describe(const LoadReport& report) {
 
 namespace {
 
-struct PartOf { // a parameter that lies in a stored tensor
+struct PartOf { // place of a parameter in a stored tensor
     std::string name;
     Trainer::Shape shape;
     Source source;

@@ -10,7 +10,7 @@ namespace moe::train {
 
 // The parts of a checkpoint that loading found beside the weights it needed.
 struct LoadReport {
-    std::int64_t loaded = 0;             // parameters of the model
+    std::int64_t loaded = 0;             // number of the model's parameters
     std::vector<std::string> unused;     // tensors of the checkpoint that no parameter takes
     std::vector<std::string> difference; // fields in which the checkpoint's config.json differs from the plan's model
 };
@@ -27,7 +27,7 @@ std::string describe(const LoadReport& report);
 
 struct ExportOptions {
     program::Dtype dtype = program::Dtype::f32; // F32 keeps the master weights bit for bit; BF16 rounds them
-    std::int64_t shard_bytes = 5'000'000'000;   // a file grows no larger, a single tensor excepted
+    std::int64_t shard_bytes = 5'000'000'000;   // largest bytes of a file that holds more than one tensor
 };
 // Writes the master weights and config.json in the layout that both transformers 4 and 5 load (experts one by
 // one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).

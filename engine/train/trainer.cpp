@@ -55,7 +55,7 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     // The thread of a rank with a device mostly waits for that: all may run.
     const int places = static_cast<int>(ranks_.size());
     cores_ = std::make_unique<engine::Cores>(places, backend_->devices != nullptr ? places : options_.permits);
-    device_of(places - 1); // refuses what this machine has not
+    device_of(places - 1); // device_of() refuses a device that this machine has not.
     if (transport() == nullptr) fabric_ = std::make_unique<comm::ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
     kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
@@ -102,7 +102,7 @@ void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
 
 void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPlan>& memory) {
     const int rank = r.rank = transport() != nullptr ? transport()->rank() : place;
-    ::pthread_setname_np(::pthread_self(), fmt::format("rank {}", rank).c_str()); // for debuggers and `top -H`
+    ::pthread_setname_np(::pthread_self(), fmt::format("rank {}", rank).c_str()); // Debuggers and `top -H` show it.
     r.stage = stage_of_rank(rank);
     r.data = mesh_.coordinate(plan::Domain::dense, plan::axis::data, rank);
     const program::Program& program = program_of(r);
@@ -162,7 +162,7 @@ void Trainer::index_parameters() {
             count(p);
             if (!p.pieces.empty()) holders_[p.name].push_back({static_cast<int>(place), i});
         }
-    for (int rank = 0; transport() != nullptr && rank < plan_.gpus; ++rank) { // those of the other processes
+    for (int rank = 0; transport() != nullptr && rank < plan_.gpus; ++rank) { // ranks of other processes
         if (rank == transport()->rank()) continue;
         const program::Program& program = programs_[static_cast<std::size_t>(stage_of_rank(rank))];
         for (const weights::LocalParameter& p : weights::local_parameters(program, mesh_, rank)) count(p);
@@ -327,7 +327,7 @@ program::Timeline Trainer::timeline() const {
         steps.emplace_back(kept_[static_cast<std::size_t>(s % kept)], s);
     std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.first.taken < b.first.taken; });
     std::pair<KeptStep, std::int64_t> median = steps[(steps.size() - 1) / 2];
-    if (transport() != nullptr) // all of one step
+    if (transport() != nullptr) // All processes report the times of one step.
         among_processes([&](comm::Transport& t) {
             t.broadcast(0, {reinterpret_cast<char*>(&median), sizeof median});
             return 0;

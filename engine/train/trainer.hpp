@@ -31,19 +31,19 @@ struct TrainOptions {
     double lr = 1e-3;
     LearningRate schedule = LearningRate::constant;
     std::int64_t warmup = 0;     // steps of linear warm-up
-    double final_fraction = 0.1; // cosine: of lr, reached at the last step
+    double final_fraction = 0.1; // last learning rate of the cosine, over lr
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double weight_decay = 0.1; // matrices only, decoupled
-    double clip = 1.0;         // of the global gradient norm, 0 = off
+    double weight_decay = 0.1; // decoupled decay, of matrices only
+    double clip = 1.0;         // largest norm of the global gradient, 0 = off
     std::uint64_t seed = 1;
-    int permits = 0; // ranks that run at once, 0 = the machine's cores
+    int permits = 0; // number of ranks that run at once, 0 = the machine's cores
     // Recorded steps from which timeline() takes the median one. On a GPU only the last three of `steps` are recorded,
     // of fewer than nine the last one, and those behind them.
     int kept_steps = 9;
     std::string backend = "cpu";
-    const ops::Backend* table = nullptr; // in place of the back end of that name
-    int device = 0; // of this machine, that a single rank of this process uses; several take one each from the first
-    comm::Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
+    const ops::Backend* table = nullptr; // stands in place of the back end of that name
+    int device = 0; // device of this machine that a single rank uses; several take one each from the first
+    comm::Transport* transport = nullptr; // connects the processes of the other ranks; null: all ranks live here
     // Called, on another thread, when a rank has been in one op for longer than hang_timeout seconds without waiting
     // for others; the run cannot be ended from inside, so it should end the process. None: nobody watches.
     std::function<void(const std::string& line)> on_hang;
@@ -57,16 +57,16 @@ double learning_rate(const TrainOptions& options, std::int64_t step);
 
 // The work of a layer's router in a step, over the whole global batch.
 struct RouterStep {
-    int layer = 0;                       // global; MTP layers come behind the model's
-    double aux_loss = 0.0, z_loss = 0.0; // with their coefficients; 0 where the plan has none
-    std::vector<std::int64_t> tokens;    // sent to each expert
-    double max_over_mean() const;        // of tokens; 1 = balanced
+    int layer = 0;                       // number of the layer in the model; MTP layers come behind the model's
+    double aux_loss = 0.0, z_loss = 0.0; // losses with their coefficients; 0 where the plan has none
+    std::vector<std::int64_t> tokens;    // tokens sent to each expert
+    double max_over_mean() const;        // most tokens of an expert over the mean; 1 = balanced
 };
 
 struct StepResult {
-    std::int64_t step = 0;  // from 1
+    std::int64_t step = 0;  // number of the step, from 1
     double loss = 0.0;      // mean cross-entropy over the global batch before the update, nats per token
-    double grad_norm = 0.0; // global, before clipping
+    double grad_norm = 0.0; // norm of the global gradient before clipping
     double lr = 0.0;
     double seconds = 0.0;
     std::int64_t tokens = 0;
@@ -126,23 +126,23 @@ public:
     program::Timeline timeline() const;
     // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
     double memory_gib() const;
-    double arena_gib() const; // as planned
+    double arena_gib() const; // planned size of the arena, GiB
     // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
-    std::string device_name() const;          // with their number, where there are several
-    device::PowerSample power_sample() const; // of the devices here
-    device::QueuedStep queued_step() const;   // of the first rank here; all zero on back ends without a queue
+    std::string device_name() const;          // name of the devices, with their number where there are several
+    device::PowerSample power_sample() const; // power of the devices here
+    device::QueuedStep queued_step() const;   // step of the first rank here; all zero on back ends without a queue
     // The library that joins ranks on devices; empty elsewhere.
     const comm::Joined& joined() const { return joined_; }
     std::int64_t steps_done() const { return done_; }
-    std::int64_t steps_taken() const { return done_ - begun_; } // by this process
+    std::int64_t steps_taken() const { return done_ - begun_; } // steps that this process has taken
     const run::Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
     const std::vector<program::Program>& programs() const { return programs_; }
 
 private:
     struct Rank {
-        std::unique_ptr<device::Device> device; // outlives the arena
+        std::unique_ptr<device::Device> device; // The device outlives the arena.
         std::unique_ptr<device::Arena> arena;
         std::unique_ptr<comm::Communicator> communicator;
         std::unique_ptr<run::Executor> executor;
@@ -152,12 +152,12 @@ private:
         std::unique_ptr<run::Executor> rerun_executor;
         std::unique_ptr<run::Recorder> rerun_recorder;
         std::vector<weights::LocalParameter> parameters;
-        std::vector<std::int32_t> positions; // of this rank's tokens in their sequence
-        std::vector<std::int32_t> tokens;    // of one micro-batch, on their way to the device
+        std::vector<std::int32_t> positions; // positions of this rank's tokens in their sequence
+        std::vector<std::int32_t> tokens;    // tokens of one micro-batch, on their way to the device
         int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP
     };
-    struct Holder {    // of pieces of a global tensor
-        int place = 0; // in ranks_
+    struct Holder {    // holder of pieces of a global tensor
+        int place = 0; // index in ranks_
         std::size_t parameter = 0;
     };
 
@@ -172,14 +172,14 @@ private:
     int device_of(int place) const;
     void join_devices(const std::vector<memory::MemoryPlan>& memory);
     std::vector<comm::MeetingPoint> meeting_points(std::size_t count) const;
-    double overflow() const; // of the step just done
+    double overflow() const; // overflowing rows of the step just done
     void run_again();
     void index_parameters();
     void run_ranks(const std::function<void(Rank&, int place)>& job);
     template <class Talk>
     auto among_processes(Talk talk) const;
     template <class T>
-    std::vector<std::vector<T>> gathered(const std::vector<T>& mine) const; // by rank, at rank 0
+    std::vector<std::vector<T>> gathered(const std::vector<T>& mine) const; // vectors by rank, at rank 0
     void begin_rank(Rank& rank);
     void fill_inputs(Rank& rank);
     // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
@@ -191,7 +191,7 @@ private:
     std::vector<RouterStep> read_routers(bool again);
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     void set_hyper(double lr);
-    std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers empty
+    std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers have empty vectors
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
     std::vector<float> assemble(const std::string& name, program::TensorId (*tensor)(const program::Bucket&)) const;
@@ -200,32 +200,32 @@ private:
     TrainOptions options_;
     plan::Mesh mesh_;
     const ops::Backend* backend_ = nullptr;
-    std::vector<program::Program> programs_; // by pipeline rank
-    std::vector<program::Program> reruns_;   // likewise, where a step may have to be run again
+    std::vector<program::Program> programs_; // programs by pipeline rank
+    std::vector<program::Program> reruns_;   // programs of steps that are run again; empty where none can be
     std::unique_ptr<engine::Cores> cores_;
     std::unique_ptr<comm::ThreadFabric> fabric_;
-    std::unique_ptr<comm::QueuedFabric> queued_fabric_; // in its place, where ranks have devices
+    std::unique_ptr<comm::QueuedFabric> queued_fabric_; // stands in place of fabric_ where ranks have devices
     comm::Joined joined_;
-    int places_ = 1;               // of the boxes that messages leave through
-    std::vector<Rank> ranks_;      // of this process
-    std::int64_t arena_bytes_ = 0; // of the fullest rank
+    int places_ = 1;               // places of the boxes that messages leave through
+    std::vector<Rank> ranks_;      // ranks of this process
+    std::int64_t arena_bytes_ = 0; // bytes of the fullest rank's arena
     std::map<std::string, Shape> shapes_;
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
     std::array<float, 8> hyper_{};
-    std::map<int, std::vector<float>> last_load_;   // by layer: RouterIo::last_load of the next step
+    std::map<int, std::vector<float>> last_load_;   // RouterIo::last_load of the next step, by layer
     std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
-    std::int64_t done_ = 0, begun_ = 0;             // steps; begun_: when this process began
-    std::int64_t samples_ = 0;                      // taken by all steps
+    std::int64_t done_ = 0, begun_ = 0;             // numbers of steps; begun_: steps done when this process began
+    std::int64_t samples_ = 0;                      // samples taken by all steps
     std::int64_t first_timed_ = 0;
     struct KeptStep {
-        double taken = 0.0, seconds = 0.0; // with its stamps, and without
+        double taken = 0.0, seconds = 0.0; // seconds of the step, with its stamps and without
     };
-    std::vector<KeptStep> kept_; // by step modulo their number
+    std::vector<KeptStep> kept_; // steps by number modulo the vector's size
     run::Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
-    std::atomic<bool> again_{false};          // a step is being run again
-    std::unique_ptr<run::Watchdog> watchdog_; // last: it looks at the others
+    std::atomic<bool> again_{false};          // whether a step is being run again
+    std::unique_ptr<run::Watchdog> watchdog_; // The watchdog comes last, as it looks at the others.
 };
 
 // The times when train() saves, and the place: every `interval` steps (0: never in between), behind the last step, and

@@ -62,7 +62,7 @@ void Trainer::count_routed(const std::vector<std::vector<std::int64_t>>& routed,
 
 // Process 0, which reports and writes the index of checkpoints, gets those of all stages.
 void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
-    std::vector<double> flat; // by layer: layer, losses, number of experts, their tokens, whether loads follow, loads
+    std::vector<double> flat; // each layer, losses, number of experts, their tokens, whether loads follow, loads
     for (const auto& [layer, step] : steps) {
         const auto load = last_load_.find(layer);
         flat.insert(flat.end(),
@@ -104,7 +104,7 @@ void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& step
 
 std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
     std::vector<std::vector<std::int64_t>> sum = routed_;
-    if (transport() != nullptr) { // each layer's counts behind their number
+    if (transport() != nullptr) { // Each layer's counts follow its number.
         std::vector<std::int64_t> flat;
         for (const std::vector<std::int64_t>& layer : sum) {
             flat.push_back(static_cast<std::int64_t>(layer.size()));
@@ -118,7 +118,7 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
                 at += 1 + count;
             }
     }
-    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // dense layers
+    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // Dense layers have empty counts.
     return sum;
 }
 

@@ -31,7 +31,7 @@ template <class Visit>
 void Trainer::for_each_piece(const std::string& name, Visit visit) const {
     if (shapes_.count(name) == 0) refuse("the model has no parameter '{}'", name);
     const auto found = holders_.find(name);
-    if (found == holders_.end()) return; // other processes hold it
+    if (found == holders_.end()) return; // Other processes hold the tensor.
     for (const Holder& holder : found->second) {
         const Rank& r = ranks_[static_cast<std::size_t>(holder.place)];
         const weights::LocalParameter& p = r.parameters[holder.parameter];

@@ -266,7 +266,7 @@ void write_checkpoint(const std::string& folder, const Snapshot& snapshot, doubl
         return;
     for (int rank = 0; rank < snapshot.world; ++rank) fs::remove(inside(partial, part_name(rank)), error);
     flush_folder(partial);
-    fs::remove_all(path, error); // damaged: whole ones are resumed from, and no step is taken twice
+    fs::remove_all(path, error); // The folder is damaged: runs resume from whole ones, and no step is taken twice.
     fs::rename(partial, path, error);
     if (error) fail("cannot rename {} to {}: {}", partial, path, error.message());
     flush_folder(folder);

@@ -26,13 +26,13 @@ namespace moe::weights {
 struct RunState {
     std::int64_t step = 0, samples = 0;
     std::uint64_t seed = 0;
-    std::string model;  // its name
-    std::string config; // its config.json, so that an export needs nothing else
+    std::string model;  // name of the model
+    std::string config; // config.json of the model, so that an export needs nothing else
     // Loads by layer, where the plan's load_balancing is global_aux_loss: the load that the next step balances.
     std::map<int, std::vector<float>> router_loads;
 };
 
-// `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.
+// A set of `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.
 struct Runs {
     std::int64_t first = 0, count = 0, stride = 0, repeat = 1;
 };
@@ -55,8 +55,8 @@ struct RankSlices {
 struct Snapshot {
     RunState state;
     std::vector<RankSlices> ranks;
-    int world = 1;   // ranks of the run
-    std::string run; // tells the processes of one run from those of an earlier one that was killed
+    int world = 1;   // number of ranks of the run
+    std::string run; // id that tells the processes of one run from those of an earlier one that was killed
 };
 
 // Appends a run to a list, as a repetition of the last where it is one.
@@ -84,7 +84,7 @@ public:
     void read(const std::string& name, StateKind kind, std::int64_t first, std::span<float> out) const;
 
 private:
-    struct Part { // one rank's
+    struct Part { // part of one rank
         const Safetensors* file = nullptr;
         std::vector<Runs> runs;
     };

@@ -31,7 +31,7 @@ void add_pieces(LocalParameter& local, const program::Parameter& p, int part, st
     const bool contiguous = p.local_cols == p.cols;
     while (begin < end) {
         const std::int64_t row = row0 + begin / p.local_cols, col = begin % p.local_cols;
-        if (row >= p.rows) return; // vocabulary padding, always at the end
+        if (row >= p.rows) return; // The rest is padding of the vocabulary, always at the end.
         const std::int64_t limit = contiguous ? (p.rows - row) * p.cols - col : p.local_cols - col;
         const std::int64_t count = std::min(end - begin, limit);
         local.pieces.push_back({shard, row * p.cols + col0 + col, count});
@@ -50,7 +50,7 @@ std::uint64_t random_stream(std::uint64_t seed, const std::string& name) {
 
 std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank) {
     std::vector<LocalParameter> list;
-    std::unordered_map<std::string, int> local_experts; // by name with its placeholder
+    std::unordered_map<std::string, int> local_experts; // numbers by name with its placeholder
     for (const program::Parameter& p : program.parameters) {
         int& count = local_experts[p.name];
         count = std::max(count, p.local_expert + 1);
@@ -87,7 +87,7 @@ void store_weights(const program::Program& program, const program::Bucket& bucke
     device::Device& device = arena.device();
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
     device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
-    if (!bucket.matrices.empty()) return; // a step begins by quantizing the masters
+    if (!bucket.matrices.empty()) return; // A step begins by quantizing the masters.
     const Dst target = stored_weights(program, bucket, arena) + first;
     if (target.type == Type::f32) return device.write(target.data, values, bytes);
     std::vector<std::uint16_t> rounded(static_cast<std::size_t>(count));
@@ -174,7 +174,7 @@ void draw_there(const LocalParameter& p, std::uint64_t stream, const Piece& piec
     void* queue = arena.device().queue()->stream();
     float* master = arena.as<float>(bucket.kept_master()) + piece.shard;
     kernels.draw_normal(stream, piece.global, p.init_std, master, piece.count, queue);
-    if (!bucket.matrices.empty()) return; // a step begins by quantizing the masters
+    if (!bucket.matrices.empty()) return; // A step begins by quantizing the masters.
     kernels.cast({master, Type::f32}, stored_weights(program, bucket, arena) + piece.shard, piece.count, queue);
 }
 
@@ -189,7 +189,7 @@ void initialize_parameters(const program::Program& program, const std::vector<Lo
             const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
             arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
         }
-    constexpr std::int64_t most = std::int64_t{1} << 24; // drawn at once, so that large weights need little of the host
+    constexpr std::int64_t most = std::int64_t{1} << 24; // elements drawn at once; large weights need little host RAM
     std::vector<float> values;
     for (const LocalParameter& p : parameters) {
         if (!p.ones && p.init_std == 0.0) continue;

@@ -17,20 +17,20 @@ std::uint64_t random_stream(std::uint64_t seed, const std::string& name);
 
 // A run of elements of one global tensor that this rank's optimizer shard holds, within one row.
 struct Piece {
-    std::int64_t shard = 0;  // first element, in the bucket's shard [elements / group_size]
-    std::int64_t global = 0; // first element, in the global tensor [rows, cols]
+    std::int64_t shard = 0;  // first element of the piece in the bucket's shard [elements / group_size]
+    std::int64_t global = 0; // first element of the piece in the global tensor [rows, cols]
     std::int64_t count = 0;
 };
 
 // A weight as one rank sees it.
 struct LocalParameter {
-    std::string name;                // with the global expert index
-    std::int64_t rows = 0, cols = 1; // global shape
+    std::string name;                // name with the global expert index
+    std::int64_t rows = 0, cols = 1; // shape of the global tensor
     int bucket = 0;
     double init_std = 0.0;
     bool ones = false;
-    bool copy = false;         // a stage's copy of a weight that another stage speaks for
-    std::vector<Piece> pieces; // padding rows belong to no piece
+    bool copy = false;         // whether it is a stage's copy of a weight that another stage speaks for
+    std::vector<Piece> pieces; // Padding rows belong to no piece.
 };
 
 // Every parameter of a rank's Program, in the Program's order. Ranks that hold copies of a weight hold disjoint pieces

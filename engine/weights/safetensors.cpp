@@ -19,7 +19,7 @@ namespace moe::weights {
 
 namespace {
 
-using Json = nlohmann::json; // sorted: look-ups among tens of thousands of tensors stay cheap
+using Json = nlohmann::json; // A sorted map keeps look-ups among tens of thousands of tensors cheap.
 
 // Bits of one element; 0 for a type that the format does not know.
 std::int64_t bits_of(const std::string& dtype) {
@@ -36,7 +36,7 @@ float float_of_half(std::uint16_t half) {
     const std::uint32_t exponent = (half >> 10) & 0x1fu, fraction = half & 0x3ffu;
     if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
     if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
-    const float tiny = static_cast<float>(fraction) * 0x1p-24f; // subnormal
+    const float tiny = static_cast<float>(fraction) * 0x1p-24f; // The exponent 0 means a subnormal number.
     return sign != 0 ? -tiny : tiny;
 }
 
@@ -129,7 +129,7 @@ void check_tiling(std::vector<Extent>& extents, std::int64_t room, const std::st
 
 std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype dtype) {
     Json header;
-    header["__metadata__"] = {{"format", "pt"}}; // transformers refuses files without it
+    header["__metadata__"] = {{"format", "pt"}}; // Transformers refuses files without it.
     std::int64_t at = 0;
     for (const TensorToWrite& tensor : tensors) {
         const std::int64_t bytes = program::bytes_of(dtype, product(tensor.shape));
@@ -139,7 +139,7 @@ std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype 
         at += bytes;
     }
     std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' '); // keeps the data area aligned
+    text.resize((text.size() + 7) / 8 * 8, ' '); // The blanks keep the data area aligned.
     return text;
 }
 

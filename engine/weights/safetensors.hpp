@@ -16,11 +16,11 @@ namespace moe::weights {
 
 // A tensor as a file holds it: row-major, little endian, at any alignment.
 struct StoredTensor {
-    std::string dtype; // as the file spells it: "BF16", "F32", "F16", ...
+    std::string dtype; // type as the file spells it: "BF16", "F32", "F16", ...
     std::vector<std::int64_t> shape;
     std::int64_t elements = 0;
     const engine::MappedFile* file = nullptr;
-    std::size_t offset = 0; // of the first byte, from the file's start
+    std::size_t offset = 0; // bytes from the file's start to the tensor
 };
 
 // Elements [first, first + out.size()) as FP32, exactly: F32, BF16 and F16 fit in it. Throws Error (bad_input) naming
@@ -32,7 +32,7 @@ void read_floats(const StoredTensor& tensor, const std::string& name, std::int64
 // Source: the format's specification, https://huggingface.co/docs/safetensors.
 class Safetensors {
 public:
-    static constexpr std::uint64_t longest_header = 100'000'000; // bytes, as the format's own readers have it
+    static constexpr std::uint64_t longest_header = 100'000'000; // most bytes of a header, as in the format's readers
 
     // Maps and checks the whole file; throws Error (bad_input) that names file, tensor and the numbers that disagree.
     explicit Safetensors(const std::string& path);
@@ -52,7 +52,7 @@ public:
     explicit StoredWeights(const std::string& folder);
 
     const std::string& folder() const { return folder_; }
-    const StoredTensor* find(const std::string& name) const; // nullptr when there is none
+    const StoredTensor* find(const std::string& name) const; // null when there is none
     std::vector<std::string> names() const;
 
 private:

@@ -132,7 +132,7 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
             }
             const In from(read(dy, r * s.ffn + i, n, grad), n);
             if (s.gated) {
-                load(x, up_at, n, up); // a copy: dx may be x
+                load(x, up_at, n, up); // dx may be x, so the values are copied.
                 if (s.limit > 0.0) Out(inside, n) = (In(up, n).abs() <= limit).cast<float>();
                 clamp_up(s, up, n);
             } else {

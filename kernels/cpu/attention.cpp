@@ -70,7 +70,7 @@ void scatter(Dst x, const Head& head, std::int64_t row, std::int64_t rows, const
     for (std::int64_t i = 0; i < rows; ++i) store(x, head.start + (row + i) * head.step, head.dim, y + i * head.dim);
 }
 
-struct Span { // a query's visible keys inside a block, relative to the block's first key
+struct Span { // visible keys of a query inside a block, relative to the block's first key
     std::int64_t from, to;
 };
 Span visible(const Sizes& z, std::int64_t i, std::int64_t key, std::int64_t keys) {
@@ -96,11 +96,11 @@ float soften(float* logits, std::int64_t keys, Span see, float& max, float& sum)
     return factor;
 }
 
-struct Keys { // the keys and values of one sequence and key head, contiguous in FP32
+struct Keys { // keys and values of one sequence and key head, contiguous in FP32
     float *k, *v;
 };
 
-// o and lse hold what was summed before: a softmax over the sink alone, or over the keys of an earlier call.
+// The arguments o and lse hold the sums before: a softmax over the sink alone, or over the keys of an earlier call.
 void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t i, std::int64_t m, float* o,
                   float* lse) {
     const AttentionShape& s = z.s;
@@ -120,7 +120,7 @@ void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t i
         }
         out.noalias() += p * In(kv.v + j * s.v_dim, n, s.v_dim);
     }
-    for (std::int64_t r = 0; r < m; ++r) { // a query that sees nothing yields zeros
+    for (std::int64_t r = 0; r < m; ++r) { // A query that sees nothing yields zeros.
         if (sum[r] > 0.0f) out.row(r) /= sum[r];
         lse[r] = sum[r] > 0.0f ? max[r] + std::log(sum[r]) : minus_infinity;
     }
@@ -142,7 +142,7 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
             const float sink = sinks.data != nullptr ? value(sinks, h) : minus_infinity;
             for (std::int64_t i = 0; i < s.seq_q; i += block_q) {
                 const std::int64_t m = std::min(block_q, s.seq_q - i);
-                if (s.merge && z.last(i + m - 1) <= z.first(i)) continue; // the sums of before are all
+                if (s.merge && z.last(i + m - 1) <= z.first(i)) continue; // The query's earlier sums are complete.
                 gather(q, z.q(b, h), i, m, queries);
                 Row(queries, m * s.qk_dim) *= static_cast<float>(s.scale);
                 std::fill_n(block_lse, m, sink);
@@ -159,7 +159,7 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
     }
 }
 
-struct QueryBlock { // m queries from i on, contiguous in FP32; q is scaled
+struct QueryBlock { // block of m queries from i on, contiguous in FP32; q is scaled
     std::int64_t i, m;
     float *q, *dout, *dq;
     float lse[block_q], along[block_q]; // along: dout . o of each row
@@ -237,7 +237,7 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
                 attend_block_grad(z, kv, block, key_grad, value_grad);
                 Row(block.dq, block.m * s.qk_dim) *= static_cast<float>(s.scale);
                 if (s.merge) {
-                    gather(dq, z.q(b, h), block.i, block.m, block.q); // its queries are read
+                    gather(dq, z.q(b, h), block.i, block.m, block.q); // The block's queries have been read.
                     Row(block.dq, block.m * s.qk_dim) += Row(block.q, block.m * s.qk_dim);
                 }
                 scatter(dq, z.q(b, h), block.i, block.m, block.dq);
@@ -245,7 +245,7 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
                     dsinks[h] -= std::exp(value(sinks, h) - block.lse[r]) * block.along[r];
                 }
             }
-            if ((h + 1) % share == 0) { // the last query head of this key head: q carried the scale into dk
+            if ((h + 1) % share == 0) { // At a key head's last query head, dk is whole; q carried the scale.
                 scatter(dk, z.k(b, h / share), 0, s.seq_k, key_grad);
                 scatter(dv, z.v(b, h / share), 0, s.seq_k, value_grad);
             }

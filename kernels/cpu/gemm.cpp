@@ -14,7 +14,7 @@ using Out = Eigen::Map<Matrix, 0, Eigen::OuterStride<>>;
 // Widened blocks: at least this many products per widened element keep the conversion at a few per cent of the time.
 constexpr std::int64_t block_m = 512, block_n = 1024, block_k = 1024;
 
-struct Layout { // a stored operand: transposed ones are stored with the contracted index first (A) or last (B)
+struct Layout { // stored operand; transposed ones are stored with the contracted index first (A) or last (B)
     Src data;
     std::int64_t ld;
     bool transposed;

@@ -46,7 +46,7 @@ void ce_sum(const LossShape& s, Src logits, const float* max, const std::int32_t
 void ce_loss(const LossShape& s, const float* max, const float* stat, float* loss, void*) {
     double sum = 0.0;
     for (std::int64_t r = 0; r < s.rows; ++r) {
-        if (stat[2 * r] == 0.0f) continue; // no label
+        if (stat[2 * r] == 0.0f) continue; // The row has no label.
         sum += std::log(static_cast<double>(stat[2 * r])) + static_cast<double>(max[r]) -
                static_cast<double>(stat[2 * r + 1]);
     }

@@ -62,7 +62,7 @@ void unpermute(const PermuteShape& s, Src rows, const std::int32_t* row_of, Dst 
                 load(rows, row * s.cols, s.cols, sum);
             any = true;
         }
-        if (!any) std::fill_n(sum, s.cols, 0.0f); // all copies were dropped
+        if (!any) std::fill_n(sum, s.cols, 0.0f); // All copies of the token were dropped.
         flush(y, t * s.cols, s.cols, sum);
     }
 }

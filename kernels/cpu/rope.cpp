@@ -166,7 +166,7 @@ void mla_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std:
             std::copy_n(row + h * qk, s.nope, wide_dkv + h * source);
             load(dv, (r * s.heads + h) * s.v, s.v, wide_dkv + h * source + s.nope);
         }
-        rotation.turn(shared, -1.0f); // the same angle for all heads: turning the sum back is turning each back
+        rotation.turn(shared, -1.0f); // All heads have the same angle, so turning the sum back turns each back.
         store(dkv, r * s.heads * source, s.heads * source, wide_dkv);
         store(dkv_down, r * down + s.kv_lora, s.rope, shared);
     }

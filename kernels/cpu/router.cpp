@@ -35,7 +35,7 @@ float group_score(const float* choice, int experts, int top, float* value) {
 
 void mark_groups(const RouterShape& s, const Work& w, std::int32_t* kept) {
     const int size = s.experts / s.groups;
-    float* group_value = w.logits; // the logits are no longer needed once the scores are known
+    float* group_value = w.logits; // The logits are no longer needed once the scores are known.
     std::fill_n(w.eligible, s.groups, 0.0f);
     Best best(s.groups_kept, kept, group_value);
     for (int g = 0; g < s.groups; ++g) {

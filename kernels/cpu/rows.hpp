@@ -52,7 +52,7 @@ inline void load(Src x, std::int64_t offset, std::int64_t n, float* y) {
         widen(b16(x, offset), y, n);
     }
 }
-// n elements as FP32: in place where they are FP32, otherwise widened into `buffer`.
+// Returns n elements as FP32: in place where they are FP32, otherwise widened into `buffer`.
 inline const float* read(Src x, std::int64_t offset, std::int64_t n, float* buffer) {
     if (x.type == Type::f32) return f32(x, offset);
     widen(b16(x, offset), buffer, n);

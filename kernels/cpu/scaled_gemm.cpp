@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::int64_t block = 256; // rows of either operand that are widened at a time
 
-struct Widened { // of every value of a byte
+struct Widened { // FP32 value of every byte
     float of[256];
     Widened() {
         for (int x = 0; x < 256; ++x) of[x] = float_of_e4m3(static_cast<std::uint8_t>(x));

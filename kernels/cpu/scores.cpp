@@ -51,7 +51,7 @@ void scores(const RouterShape& s, const float* logits, float* score) {
 
 float score_slope(Score score, float logit, float value) {
     if (score == Score::sigmoid) return value * (1.0f - value);
-    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // underflowed: the slope has, too
+    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // Where the score underflowed, its slope has, too.
 }
 
 } // namespace moe::cpu

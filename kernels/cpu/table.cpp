@@ -24,7 +24,7 @@ struct Buffer {
 
     T* at_least(std::int64_t elements) {
         if (capacity < elements) {
-            data.reset(); // before the new one is taken: the old contents are not wanted
+            data.reset(); // The old contents go before new memory is taken, as nobody wants them.
             capacity = 0;
             data.reset(static_cast<T*>(::operator new(static_cast<std::size_t>(elements) * sizeof(T), alignment)));
             capacity = elements;

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(row_threads, 3)
                 put_quantized(out.q, row, width, pack, within, Access<__nv_bfloat16, W>::pack(value));
             }
         };
-        for_packs_of_warp<3>( // both inputs before both outputs: dx may be x
+        for_packs_of_warp<3>( // Both inputs are read before both outputs are written, as dx may be x.
             packs,
             [&](int i) {
                 All held;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(row_threads, 3)
     });
 }
 
-// run(access, swiglu, more) with what a call needs compiled in; `more` takes packs of 16 bytes of one type.
+// Calls run(access, swiglu, more) with what a call needs compiled in; `more` takes packs of 16 bytes of one type.
 template <class Run>
 void with_kind(const char* name, const ActivationShape& s, std::initializer_list<Src> operands, bool more, Run run) {
     const auto with_more = [&](auto access, auto with) {

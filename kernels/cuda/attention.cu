@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
                 if (at < s.v_dim) out[i][c] = load(read_back(in.o), head.start + (i0 + row + i) * head.step + at);
             }
         }
-        __syncwarp(); // the 16 threads of a row have read lse before one of them writes it
+        __syncwarp(); // The 16 threads of a row have read lse before one of them writes it.
     }
     q.fill(in.q, z.q(b, h), i0, long_block, s.seq_q, s.qk_dim, static_cast<float>(s.scale));
     const std::int64_t last_query = (i0 + long_block < s.seq_q ? i0 + long_block : s.seq_q) - 1;
     const std::int64_t end = z.last(last_query);
     for (std::int64_t j0 = z.first(i0); j0 < end; j0 += block_k) {
-        __syncthreads(); // the keys and values before have been read
+        __syncthreads(); // The previous keys and values have been read.
         k.fill(in.k, z.k(b, key_head), j0, block_k, s.seq_k, s.qk_dim, 1.0f);
         v.fill(in.v, z.v(b, key_head), j0, block_k, s.seq_k, s.v_dim, 1.0f);
         __syncthreads();
@@ -100,11 +100,11 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
 #pragma unroll
             for (int j = 0; j < key_columns; ++j) probs[row + i][col + j * grid_side] = logits[i][j];
         }
-        __syncwarp(); // a row of probabilities is read by the half warp that wrote it
+        __syncwarp(); // A row of probabilities is read by the half warp that wrote it.
         add_rows(probs, v, row, col, block_k, out);
     }
 #pragma unroll
-    for (int i = 0; i < rows_per_thread; ++i) { // a query that sees nothing yields zeros
+    for (int i = 0; i < rows_per_thread; ++i) { // A query that sees nothing yields zeros.
         const float sum = running.sum[i];
 #pragma unroll
         for (int c = 0; c < v_columns; ++c) out[i][c] = sum > 0.0f ? out[i][c] / sum : 0.0f;

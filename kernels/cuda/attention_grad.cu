@@ -9,7 +9,7 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int short_columns = 2, short_block = short_columns * grid_side; // the side that is gone over
+constexpr int short_columns = 2, short_block = short_columns * grid_side; // rows of the side that is gone over
 constexpr int sink_threads = 256;
 
 struct Operands {
@@ -19,11 +19,11 @@ struct Operands {
 };
 
 template <int qk_columns, int v_columns>
-struct Shared { // long_block rows of one side, short_block rows of the other
+struct Shared { // shared memory for long_block rows of one side and short_block rows of the other
     Block<qk_columns * grid_side> qk_long, qk_short;
     Block<v_columns * grid_side> v_long, v_short;
     Block<short_block> probs, dlogits;
-    float* lse;   // of the queries in the block
+    float* lse;   // lse of the queries in the block
     float* along; // dout . o of these queries
 
     static constexpr int floats =
@@ -66,7 +66,7 @@ __device__ void fill_queries(const AttentionSizes& z, const Operands& in, const 
 template <int qk_columns, int v_columns>
 __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSizes z, Operands in) {
     extern __shared__ float shared[];
-    const Shared<qk_columns, v_columns> m(shared); // long: keys, short: queries
+    const Shared<qk_columns, v_columns> m(shared); // The long side holds keys, the short one queries.
     const AttentionShape& s = z.s;
     const std::int64_t j0 = std::int64_t{blockIdx.x} * long_block, key_head = blockIdx.y, b = blockIdx.z;
     const int row = static_cast<int>(threadIdx.x) / grid_side * rows_per_thread;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
     float dk[rows_per_thread][qk_columns] = {}, dv[rows_per_thread][v_columns] = {};
     for (std::int64_t h = key_head * share; h < (key_head + 1) * share; ++h) {
         for (std::int64_t i0 = begin; i0 < end; i0 += short_block) {
-            __syncthreads(); // the queries before have been read
+            __syncthreads(); // The previous queries have been read.
             m.qk_short.fill(in.q, z.q(b, h), i0, short_block, s.seq_q, s.qk_dim, static_cast<float>(s.scale));
             m.v_short.fill(in.dout, z.o(b, h), i0, short_block, s.seq_q, s.v_dim, 1.0f);
             __syncthreads();
@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
                     m.dlogits[row + i][query] = p * (dprob[i][j] - m.along[query]);
                 }
             }
-            __syncwarp(); // read by the half warp that wrote it
+            __syncwarp(); // The half warp that wrote a row reads it.
             add_rows(m.probs, m.v_short, row, col, short_block, dv);
-            add_rows(m.dlogits, m.qk_short, row, col, short_block, dk); // q carries the scale
+            add_rows(m.dlogits, m.qk_short, row, col, short_block, dk); // q carries the scale.
         }
     }
     write_rows(in.dk, z.k(b, key_head), j0 + row, s.seq_k, col, s.qk_dim, 1.0f, dk);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
 template <int qk_columns, int v_columns>
 __global__ void __launch_bounds__(attention_threads) query_grad_kernel(AttentionSizes z, Operands in) {
     extern __shared__ float shared[];
-    const Shared<qk_columns, v_columns> m(shared); // long: queries, short: keys
+    const Shared<qk_columns, v_columns> m(shared); // The long side holds queries, the short one keys.
     const AttentionShape& s = z.s;
     const std::int64_t i0 = std::int64_t{blockIdx.x} * long_block, h = blockIdx.y, b = blockIdx.z;
     const std::int64_t key_head = h / (s.heads / s.kv_heads);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(attention_threads) query_grad_kernel(Attention
     const std::int64_t last_query = (i0 + long_block < s.seq_q ? i0 + long_block : s.seq_q) - 1;
     const std::int64_t end = z.last(last_query);
     for (std::int64_t j0 = z.first(i0); j0 < end; j0 += short_block) {
-        __syncthreads(); // the keys before have been read; the first time: lse and along are there
+        __syncthreads(); // The previous keys have been read; the first time, lse and along are there.
         m.qk_short.fill(in.k, z.k(b, key_head), j0, short_block, s.seq_k, s.qk_dim, 1.0f);
         m.v_short.fill(in.v, z.v(b, key_head), j0, short_block, s.seq_k, s.v_dim, 1.0f);
         __syncthreads();

@@ -141,7 +141,7 @@ void describe_attention_grad(CudnnGraph& g, const AttentionPlanShape& s) {
     g.reduce(CUDNN_REDUCE_TENSOR_ADD, g.apply(CUDNN_POINTWISE_MUL, dout, o), along_parts);
     const Tensor along =
         g.operand(operand_along, CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq_q, 1}, {s.heads * s.seq_q, s.seq_q, 1, 1});
-    g.pointwise(CUDNN_POINTWISE_MUL, along_parts, g.scalar(1.0f), {}, along); // the place of dropout's scale
+    g.pointwise(CUDNN_POINTWISE_MUL, along_parts, g.scalar(1.0f), {}, along); // The 1 stands for dropout's scale.
 
     const Tensor product = in.inner(s.seq_q, s.seq_k);
     g.matmul(q, k, product);

@@ -45,7 +45,7 @@ bool aligned(std::initializer_list<Src> operands) {
 std::optional<AttentionPlanShape> plan_shape(const AttentionCall& c, Src o) {
     const AttentionShape& s = c.s;
     const AttentionSizes z(s);
-    constexpr std::int64_t step = 8; // elements of 16 bytes
+    constexpr std::int64_t step = 8; // elements in 16 bytes
     const bool whole = s.qk_dim % step == 0 && s.v_dim % step == 0 && z.q_stride % step == 0 &&
                        z.k_stride % step == 0 && z.v_stride % step == 0;
     // Some of more queries than keys see nothing, which cuDNN does not define.
@@ -170,24 +170,24 @@ private:
     struct Block {
         char* memory;
         std::int64_t bytes;
-        bool captured = false; // a graph may hold it
+        bool captured = false; // whether a graph may hold it
     };
-    enum class Use { within, around }; // a call
+    enum class Use { within, around }; // inside or around a call
     struct Device {
         // The handle belongs to one call at a time. Each device has its own: to load a kernel or to free memory may
         // wait for the device, whose collectives may wait for what another rank's thread has yet to enqueue here.
         std::mutex guard;
         cudnnHandle_t handle = nullptr;
         CudnnDescriptor properties;
-        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans;    // null: cuDNN has none
-        std::map<std::pair<cudaStream_t, Use>, std::vector<Block>> scratch; // the last is the largest
+        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans;    // graphs by shape; null: cuDNN has none
+        std::map<std::pair<cudaStream_t, Use>, std::vector<Block>> scratch; // scratch blocks, the largest last
     };
 
     struct Gradients {
         const AttentionCall& c;
         Src dout, o;
         const float* lse;
-        Dst dq, dk, dv; // at their first element
+        Dst dq, dk, dv; // gradients at the call's first element
     };
     // Scratch of a piece, in bytes from its start. The sums of pieces that share keys lie in front, where every one of
     // them finds the same.
@@ -232,7 +232,7 @@ private:
                           {operand_dv, p.shared ? memory + at.dv : dv.data},
                           {operand_along, memory + at.along}};
         if (!w.deterministic)
-            operands.emplace_back(operand_dq_sums, memory + at.dq_sums); // cuDNN refuses what it does not know
+            operands.emplace_back(operand_dq_sums, memory + at.dq_sums); // cuDNN refuses unknown operands.
         graph.run(handle, operands, memory + at.library);
         if (!p.shared) return;
         const auto sums = [&](std::int64_t bytes) { return reinterpret_cast<float*>(memory + bytes); };
@@ -278,7 +278,7 @@ private:
         const bool capturing = capture != cudaStreamCaptureStatusNone;
         std::vector<Block>& blocks = device.scratch[{stream, use}];
         if (blocks.empty() || blocks.back().bytes < bytes) {
-            if (!blocks.empty() && !blocks.back().captured && !capturing) release(blocks); // waits for the device
+            if (!blocks.empty() && !blocks.back().captured && !capturing) release(blocks); // release() synchronizes.
             blocks.push_back(allocated(std::max(bytes, scratch_alignment)));
         }
         blocks.back().captured |= capturing;
@@ -290,7 +290,7 @@ private:
         void* memory = nullptr;
         const cudaError_t status = cudaMalloc(&memory, static_cast<std::size_t>(bytes));
         if (status != cudaSuccess) {
-            cudaGetLastError(); // the next launch's check must not find this failure
+            cudaGetLastError(); // The next launch's check must not find this failure.
             throw std::runtime_error("cuDNN's attention needs " + std::to_string(bytes >> 20) +
                                      " MiB of scratch beside the plan's memory: " + cudaGetErrorString(status));
         }
@@ -307,7 +307,7 @@ private:
     Cudnn cudnn_;
     std::string about_;
     bool usable_ = false;
-    std::mutex guard_; // of the map
+    std::mutex guard_; // The mutex guards the map.
     std::map<int, Device> devices_;
     std::atomic<std::int64_t> held_{0};
 };
@@ -355,7 +355,7 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
                                 : library_attention_grad(call_of(s, q, k, v), dout, o, lse, dq + s.q_offset,
                                                          dk + s.k_offset, dv + s.v_offset, stream_of(stream));
     if (!counted(done)) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
-    if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink
+    if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink.
 }
 
 } // namespace

@@ -12,7 +12,7 @@ struct AttentionCall {
     AttentionShape s;
     Src q, k, v;
     std::int64_t lse_head = 0;  // elements of lse from one head to the next
-    std::int64_t dq_stride = 0; // of dq's rows; 0: as q's
+    std::int64_t dq_stride = 0; // stride of dq's rows; 0 = as q's
 };
 
 // False, with nothing enqueued, where the library does not take the call.

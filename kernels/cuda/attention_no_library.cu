@@ -13,7 +13,7 @@ void forget_attention_stream(void*) {}
 namespace moe {
 
 std::string cuda_attention_library() { return "built without cuDNN's headers: attention by plain kernels"; }
-AttentionCalls cuda_attention_calls() { return {}; } // uncounted
+AttentionCalls cuda_attention_calls() { return {}; } // Without a library there are no calls to count.
 std::int64_t cuda_library_workspace_bytes() { return 0; }
 
 } // namespace moe

@@ -12,8 +12,8 @@
 namespace moe::cuda {
 namespace {
 
-constexpr std::int64_t slice_bytes = std::int64_t{9} << 28; // of stored score gradients: 2.25 GiB
-constexpr std::int64_t most_bytes = std::int64_t{4} << 30;  // where a piece cannot be smaller
+constexpr std::int64_t slice_bytes = std::int64_t{9} << 28; // 2.25 GiB of stored score gradients
+constexpr std::int64_t most_bytes = std::int64_t{4} << 30;  // bytes where a piece cannot be smaller
 constexpr std::int64_t least_chunk = 512;
 constexpr int sum_threads = 256;
 
@@ -25,7 +25,7 @@ std::int64_t scores_bytes(std::int64_t queries, std::int64_t keys) {
 }
 
 struct Cut {
-    std::int64_t sequences, key_heads, heads, chunk; // heads: of one key head
+    std::int64_t sequences, key_heads, heads, chunk; // heads: query heads of one key head
     bool fits = true;
 };
 
@@ -36,7 +36,7 @@ Cut cut_of(const AttentionPlanShape& w) {
     const auto head_bytes = [&] {
         return scores_bytes(c.chunk, w.window > 0 ? std::min(w.seq_k, c.chunk + w.window) : w.seq_k);
     };
-    const bool from_start = w.window > 0 && !w.causal; // the mask hangs on the whole's last key
+    const bool from_start = w.window > 0 && !w.causal; // The mask hangs on the last key of the whole.
     if (w.window > 0 && !from_start) {
         const std::int64_t chunk = std::max(least_chunk, rounded(w.window, 128));
         if (4 * chunk <= w.seq_q) c.chunk = chunk;
@@ -46,7 +46,7 @@ Cut cut_of(const AttentionPlanShape& w) {
     const auto at_most = [](std::int64_t wanted, std::int64_t bytes) {
         return std::clamp<std::int64_t>(slice_bytes / bytes, 1, wanted);
     };
-    c.heads = ceil_div(share, ceil_div(share, at_most(share, head_bytes()))); // parts of about one size
+    c.heads = ceil_div(share, ceil_div(share, at_most(share, head_bytes()))); // heads of parts of about one size
     c.key_heads = c.heads < share ? 1 : at_most(w.kv_heads, share * head_bytes());
     c.sequences = c.key_heads < w.kv_heads ? 1 : at_most(w.batch, w.heads * head_bytes());
     return c;
@@ -64,7 +64,7 @@ void add_pieces(const AttentionPlanShape& w, const Cut& c, AttentionPiece p, std
         p.keys = (w.causal ? p.query + p.queries + shift : w.seq_k) - p.key;
         for (std::int64_t h = 0; h < share; h += c.heads) {
             p.head = p.key_head * share + h;
-            p.heads = p.key_heads * std::min(c.heads, share - h); // of several key heads: all
+            p.heads = p.key_heads * std::min(c.heads, share - h); // A piece of several key heads has all their heads.
             out.push_back(p);
         }
     }

@@ -14,12 +14,12 @@ namespace {
 constexpr int threads = 256;
 constexpr std::int64_t most_blocks = 4096;
 
-struct Rectangle { // rows of one sequence
+struct Rectangle { // queries and keys of one sequence
     std::int64_t query, queries, key, keys;
     bool causal;
 };
 
-// None where the runs do not lie so.
+// The rectangle of a call; none where its runs do not lie so.
 std::optional<Rectangle> rectangle_of(const AttentionShape& s) {
     const std::int64_t run = s.seq_q / 2, own[2] = {s.q_start[0], s.q_start[1]},
                        other[2] = {s.k_start[0], s.k_start[1]};
@@ -51,7 +51,7 @@ __device__ void for_each_of(std::int64_t n, Run run) {
 // Two results over different keys: lse and more_lse are the logarithms of their softmaxes' sums.
 struct Merge {
     Dst o;                 // [rows, heads * dim]
-    Src more;              // likewise
+    Src more;              // [rows, heads * dim]
     float* lse;            // [heads, lse_head]
     const float* more_lse; // [heads, rows]
     std::int64_t rows, lse_head;
@@ -63,7 +63,7 @@ __global__ void merge_rows_kernel(Merge m) {
     for_each_of(m.rows * width, [&](std::int64_t i) {
         const std::int64_t row = i / width, head = i % width / m.dim;
         const float before = m.lse[head * m.lse_head + row], more = m.more_lse[head * m.rows + row];
-        const float share = 1.0f / (1.0f + expf(before - more)); // of what came last
+        const float share = 1.0f / (1.0f + expf(before - more)); // share of the keys that came last
         const float old = load(read_back(m.o), i);
         store(m.o, i, old + share * (load(m.more, i) - old));
     });
@@ -101,7 +101,7 @@ void launch(void (*kernel)(Parameters...), std::int64_t elements, cudaStream_t s
 bool spread_attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, cudaStream_t stream) {
     const AttentionSizes z(s);
     const std::optional<Rectangle> r = rectangle_of(s);
-    const bool blind = r && r->queries < s.seq_q && !s.merge; // queries that have seen no key yet
+    const bool blind = r && r->queries < s.seq_q && !s.merge; // whether some queries have seen no key yet
     if (!r || blind || (s.merge && sinks.data != nullptr)) return false;
     AttentionCall call = call_of(z, *r, q, k, v);
     if (!s.merge) return library_attention(call, sinks, o, lse, stream);
@@ -132,14 +132,14 @@ bool spread_attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src 
         call.dq_stride = cols;
         to = {library_scratch(stream, rows * cols * 2), Type::bf16};
     }
-    dk = dk + s.k_offset, dv = dv + s.v_offset; // of the first run, which every rectangle holds
+    dk = dk + s.k_offset, dv = dv + s.v_offset; // Every rectangle holds the first run.
     if (!library_attention_grad(call, dout + o_at, o + o_at, lse + first, to, dk, dv, stream)) return false;
     if (s.merge) launch(add_rows_kernel, rows * cols, stream, sum, Src(to), rows * cols, cols, z.q_stride);
     const auto clear = [&](Dst y, std::int64_t rest, std::int64_t stride, std::int64_t width) {
         if (rest > 0) launch(clear_rows_kernel, rest * width, stream, y, rest * width, width, stride);
     };
-    if (!s.merge) clear(dq + s.q_offset, first, z.q_stride, cols);                     // queries that see no key
-    const std::int64_t rest = (s.seq_k - r->keys) * s.batch, from = r->keys * s.batch; // keys that no query sees
+    if (!s.merge) clear(dq + s.q_offset, first, z.q_stride, cols);                     // These queries see no key.
+    const std::int64_t rest = (s.seq_k - r->keys) * s.batch, from = r->keys * s.batch; // No query sees these keys.
     clear(dk + from * z.k_stride, rest, z.k_stride, std::int64_t{s.kv_heads} * s.qk_dim);
     clear(dv + from * z.v_stride, rest, z.v_stride, std::int64_t{s.kv_heads} * s.v_dim);
     return true;

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(threads)
     const std::int64_t t = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (t >= r.tokens) return;
     const Row row(r, logits, t);
-    const float* n = load_of + t % s.sequences * r.experts; // read only where there is a load
+    const float* n = load_of + t % s.sequences * r.experts; // The counts are read only where there is a load.
     float along = 0.0f;
     for (int e = lane_id(); load_of != nullptr && e < r.experts; e += warp_size)
         along += row.share(load(logits, row.start + e)) * n[e];
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(threads) add_counts_kernel(const std::int32_t*
 __global__ void __launch_bounds__(threads)
     bias_kernel(ExpertBiasShape s, const float* load_of, const float* overflow, float* master, Dst w) {
     if (overflow != nullptr && *overflow > 0.0f) return;
-    float sum = 0.0f; // of whole numbers
+    float sum = 0.0f; // sum of whole numbers
     for (int e = static_cast<int>(threadIdx.x); e < s.experts; e += threads) sum += load_of[e];
     __shared__ float mean;
     sum = block_sum(sum);

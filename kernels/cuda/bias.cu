@@ -135,7 +135,7 @@ void bias_grad(Src dy, float* db, std::int64_t rows, std::int64_t cols, void* st
             std::int64_t splits = ceil_div(blocks, std::int64_t{across});
             if (splits > room) splits = room;
             if (splits > ceil_div(rows, least_rows)) splits = ceil_div(rows, least_rows);
-            if (splits < 1) return launch_sum_columns(term, db, rows, cols, stream); // more columns than scratch holds
+            if (splits < 1) return launch_sum_columns(term, db, rows, cols, stream); // The scratch holds fewer columns.
             float* const partial = scratch_of(stream_of(stream));
             const dim3 grid(across, static_cast<unsigned>(splits));
             partial_bias_kernel<A><<<grid, row_threads, 0, stream_of(stream)>>>(term, partial, rows);

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(threads) clear_kernel(char* data, std::int64_t
 
 struct Range {
     char* data;
-    std::int64_t head, bytes; // head: before the first aligned pack
+    std::int64_t head, bytes; // head: bytes before the first aligned pack
 
     Range(void* begin, std::int64_t size) : data(static_cast<char*>(begin)), bytes(size) {
         const auto misplaced = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(begin) % 16);

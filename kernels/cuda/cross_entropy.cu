@@ -18,8 +18,8 @@ namespace moe::cuda {
 namespace {
 
 constexpr int threads = 512, warps = threads / warp_size;
-constexpr int most_ctas = 8; // of a cluster, what every device of compute capability 9.0 or later can place
-constexpr float log2_e = 1.4426950408889634f, lowest = -1e30f; // the least that is a largest logit
+constexpr int most_ctas = 8; // blocks of a cluster that every device of compute capability 9.0 or later can place
+constexpr float log2_e = 1.4426950408889634f, lowest = -1e30f; // lowest: least value that counts as a largest logit
 
 __device__ float power_of_2(float x) {
     float y;
@@ -51,7 +51,7 @@ struct Exchange {
     };
     Place places[2];
 
-    __device__ void init(int parts) { // one thread
+    __device__ void init(int parts) { // One thread calls it.
         for (Place& place : places) {
             ptx::init_barrier(ptx::shared_address(&place.barrier), parts == 1 ? threads : 1);
             expect(place, parts);
@@ -77,7 +77,7 @@ struct Exchange {
     __device__ Stat receive(int round, int parts) {
         Place& place = places[round % 2];
         ptx::wait(ptx::shared_address(&place.barrier), round / 2 % 2);
-        if (threadIdx.x == 0) expect(place, parts); // in the round after next
+        if (threadIdx.x == 0) expect(place, parts); // The barrier expects the parts of the round after next.
         const int count = parts * warps, lane = static_cast<int>(threadIdx.x % warp_size);
         constexpr int most = most_ctas * warps;
         Stat own{lowest, 0.0f};
@@ -103,8 +103,8 @@ struct Slice {
     static constexpr int W = A::width, packs = P * threads, bytes = packs * 16;
     using Held = typename A::Held;
     struct Arrival {
-        std::uint64_t arrived, taken; // barriers, a phase per round
-        int asked;                    // the round whose row was asked for last
+        std::uint64_t arrived, taken; // barriers with a phase per round
+        int asked;                    // last round whose row was asked for
     };
     Held* const memory;
     Arrival& arrival;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(threads, resident<A, P>)
         }
         if (counts && slice.owns(label)) {
             const float share = power_of_2(__fmaf_rn(of_label, log2_e, -all.base())) * scale;
-            store(dlogits, start + label, share - gradient_scale); // over what it has just put there
+            store(dlogits, start + label, share - gradient_scale); // The label's value replaces the loop's.
             stat[2 * row + 1] = of_label;
         }
         if (part == 0 && threadIdx.x == 0) {
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(threads, resident<A, P>)
             if (!counts) stat[2 * row + 1] = 0.0f;
         }
     }
-    ptx::cluster_sync(); // the others may still send
+    ptx::cluster_sync(); // The other CTAs may still send.
 }
 
 template <class A, int P>

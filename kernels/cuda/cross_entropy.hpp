@@ -5,7 +5,7 @@
 
 namespace moe::cuda {
 
-// max, stat and dlogits of the table's cross_entropy; false, with nothing done, for other widths and odd addresses.
+// Computes what the table's cross_entropy does; false, with nothing done, for other widths and odd addresses.
 bool cross_entropy_rows(const LossShape& shape, double gradient_scale, Src logits, const std::int32_t* labels,
                         float* max, float* stat, Dst dlogits, void* stream);
 

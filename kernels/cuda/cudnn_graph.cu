@@ -205,7 +205,7 @@ bool CudnnGraph::plan(const CudnnDescriptor& device) {
     }
     ask(count, raw.data());
     parts_.push_back(std::move(graph));
-    for (std::int64_t i = 0; i < count; ++i) { // best first
+    for (std::int64_t i = 0; i < count; ++i) { // The engines come best first.
         CudnnDescriptor& config = configs[static_cast<std::size_t>(i)];
         CudnnDescriptor plan = made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);

@@ -97,7 +97,7 @@ public:
                    cudnnDataType_t arithmetic = CUDNN_DATA_FLOAT);
     // Number of each element along an axis, as int32 of x's shape.
     Tensor index(const Tensor& x, std::int64_t axis);
-    // Over the dimensions in which y is shorter than x.
+    // Reduces over the dimensions in which y is shorter than x.
     void reduce(cudnnReduceTensorOp_t op, const Tensor& x, const Tensor& y);
     // y holds x's elements in the order that y's strides say.
     void view(const Tensor& x, const Tensor& y);
@@ -119,7 +119,7 @@ private:
     void add_op(CudnnDescriptor op);
 
     const Cudnn* library_;
-    std::deque<CudnnDescriptor> parts_; // in place: tensors point to them
+    std::deque<CudnnDescriptor> parts_; // A deque leaves parts in place: tensors point to them.
     std::vector<cudnnBackendDescriptor_t> ops_;
     struct Number {
         std::int64_t id;

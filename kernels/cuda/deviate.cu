@@ -18,10 +18,10 @@ __device__ std::uint64_t mixed(std::uint64_t x) {
 // The deviate of 64 random bits.
 __device__ double deviate(std::uint64_t bits) {
     constexpr Series logs = log_terms, cosines = cosine_terms, sines = sine_terms;
-    const std::uint64_t upper = (bits >> 32) + 1; // u 2^32, exact
+    const std::uint64_t upper = (bits >> 32) + 1; // upper is exactly u * 2^32.
     std::uint64_t number = __double_as_longlong(static_cast<double>(upper));
     auto exponent = static_cast<std::int32_t>(number >> 52) - 1023 - 32;
-    double m = __longlong_as_double((number & 0xfffffffffffffu) | 0x3ff0000000000000u); // in [1, 2)
+    double m = __longlong_as_double((number & 0xfffffffffffffu) | 0x3ff0000000000000u); // The number lies in [1, 2).
     if (m >= root_of_two) m *= 0.5, ++exponent;
     const double f = (m - 1.0) / (m + 1.0), squared = f * f;
     double series = logs.term[0];
@@ -30,8 +30,8 @@ __device__ double deviate(std::uint64_t bits) {
     const double logarithm = __fma_rn(2.0 * f, series, exponent * log_of_two);
 
     const auto lower = static_cast<std::uint32_t>(bits);
-    const std::uint32_t quarter = (lower >> 30) + (lower >> 29 & 1);      // the nearest one
-    const auto rest = static_cast<std::int32_t>(lower - (quarter << 30)); // of 2^32 a turn
+    const std::uint32_t quarter = (lower >> 30) + (lower >> 29 & 1);      // quarter turn that is nearest
+    const auto rest = static_cast<std::int32_t>(lower - (quarter << 30)); // angle from there, in 2^-32 of a turn
     const double x = rest * (two_pi * 0x1p-32), x2 = x * x;
     double cosine = cosines.term[0], sine = sines.term[0];
 #pragma unroll

@@ -57,7 +57,7 @@ __device__ T block_sum(T value) {
     __shared__ T part[warp_size];
     const unsigned lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
     value = warp_sum(value);
-    __syncthreads(); // the sum before this one has been read
+    __syncthreads(); // The sum before this one has been read.
     if (lane == 0) part[warp] = value;
     __syncthreads();
     return warp_sum(lane < blockDim.x / warp_size ? part[lane] : T(0));

@@ -8,9 +8,9 @@ namespace moe::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int few_rows = 32;    // of one id: the block of the first one puts them in order and adds them up
+constexpr int few_rows = 32;    // rows of one id that the block of the first one puts in order and adds up
 constexpr int window = 2048;    // ids that a block looks through at a time for those of an id with more rows
-constexpr int long_blocks = 64; // that do so
+constexpr int long_blocks = 64; // blocks that take ids with more rows
 
 template <class A>
 __global__ void __launch_bounds__(row_threads)
@@ -107,7 +107,7 @@ __device__ int list_rows(const RowsOfIds& r, std::int64_t id, std::int32_t (&sor
 // how often they do.
 template <class A>
 __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Src dx, Dst dtable, std::int64_t cols) {
-    constexpr int W = A::width, together = 4; // more registers would leave fewer blocks
+    constexpr int W = A::width, together = 4; // More registers would leave fewer blocks.
     using Table = Access<float, W>;
     __shared__ std::int32_t sorted[few_rows];
     const std::int64_t row = blockIdx.x, id = r.id(row);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Sr
         const int n = list_rows(r, id, sorted);
         if (n > few_rows) {
             if (threadIdx.x == 0 && blockIdx.y == 0)
-                r.many_ids[atomicAdd(r.many, 1)] = static_cast<std::int32_t>(id); // in any order
+                r.many_ids[atomicAdd(r.many, 1)] = static_cast<std::int32_t>(id); // The ids come in any order.
             return;
         }
         if (mine) add_rows<A, together>(dx, cols, column, sorted, n, sum);
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(threads)
     float sum = c < cols ? dtable[id * cols + c] : 0.0f;
     for (std::int64_t base = row; base < rows; base += threads) {
         const std::int64_t r = base + threadIdx.x;
-        __syncthreads(); // the window before has been read
+        __syncthreads(); // The previous window has been read.
         alike[threadIdx.x] = r < rows && ids[r] == ids[row] ? 1 : 0;
         if (!__syncthreads_or(alike[threadIdx.x])) continue;
         for (int i = 0; i < threads; ++i) {

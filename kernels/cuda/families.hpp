@@ -8,7 +8,7 @@ namespace moe::cuda {
 void add_activation(Kernels& table);
 void add_attention(Kernels& table);
 void add_attention_grad(Kernels& table);
-void add_library_attention(Kernels& table); // asks a library first, what the table holds before serves the rest
+void add_library_attention(Kernels& table); // The library is asked first; what the table holds before serves the rest.
 void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
 void add_bias(Kernels& table);
@@ -16,7 +16,7 @@ void add_elementwise(Kernels& table);
 void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
-void add_plain_gemm(Kernels& table); // in place of those of a library or one architecture
+void add_plain_gemm(Kernels& table); // Plain products replace those of a library or one architecture.
 void forget_gemm_stream(void* stream);
 void add_loss(Kernels& table);
 void add_mla_rope(Kernels& table);

@@ -6,7 +6,7 @@
 namespace moe::cuda {
 
 inline constexpr int flat_threads = 256;
-inline constexpr int flat_packs = 4; // per thread, all read before the first is written
+inline constexpr int flat_packs = 4; // packs per thread, all read before the first is written
 
 // op.read<W>(i) holds what elements [i, i + W) need, op.write<W>(i, held) makes their results. A thread reads what it
 // alone writes, so results may replace operands. The elements behind the last whole pack go one by one.

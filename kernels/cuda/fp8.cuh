@@ -18,7 +18,7 @@ __device__ unsigned largest_of(const Pack<T, W>& x) {
 #pragma unroll
         for (const unsigned word : x.word) largest = max(largest, word & 0x7fffffffu);
         return largest;
-    } else { // two magnitudes side by side
+    } else { // A word holds two magnitudes.
 #pragma unroll
         for (const unsigned word : x.word) largest = __vmaxu2(largest, word & 0x7fff7fffu);
         return max(largest << 16, largest & 0xffff0000u);
@@ -29,7 +29,7 @@ __device__ unsigned largest_of(const Pack<T, W>& x) {
 struct BlockScale {
     float scale, inverse;
     __device__ explicit BlockScale(unsigned largest) {
-        constexpr unsigned nan = 0x7fc00000u, unit = 1u << 23; // of exponents
+        constexpr unsigned nan = 0x7fc00000u, unit = 1u << 23; // unit: one step of the exponent
         // 448 = 1.75 * 2^8: a larger fraction carries.
         const unsigned bits = max((largest + 0x1fffffu) & ~(unit - 1), 9 * unit) - 8 * unit;
         const bool number = largest < 0x7f800000u;

@@ -13,7 +13,7 @@ constexpr int chunk = 8;              // elements of one 16-byte access
 constexpr int chunks_per_thread = tile * depth / chunk / threads;
 
 // A staged operand. Its rows are padded by 16 bytes, so that the eight rows of an ldmatrix lie in different banks.
-template <bool contracted_first> // stored [k, free], else [free, k]
+template <bool contracted_first> // The operand is stored [k, free] if true, else [free, k].
 struct Stage {
     static constexpr int outer = contracted_first ? depth : tile, inner = contracted_first ? tile : depth;
     static constexpr int pitch = inner + chunk;
@@ -51,7 +51,7 @@ __device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
 struct Operand {
     const __nv_bfloat16* data;
     std::int64_t ld, free_start, free_limit, k_limit;
-    bool aligned; // every row starts at a multiple of 16 bytes
+    bool aligned; // whether every row starts at a multiple of 16 bytes
 
     __device__ Operand(Src x, std::int64_t first, std::int64_t stride, std::int64_t start, std::int64_t limit,
                        std::int64_t k)
@@ -119,7 +119,7 @@ template <bool ta, bool tb>
 __device__ void multiply(const Stage<ta>& a, const Stage<!tb>& b, int row, int col, float (&sum)[frag_m][frag_n][4]) {
 #pragma unroll
     for (int k = 0; k < depth; k += 16) {
-        unsigned left[frag_m][4], right[frag_n / 2][4]; // right: two fragments of B each
+        unsigned left[frag_m][4], right[frag_n / 2][4]; // right: two fragments of B in each entry
 #pragma unroll
         for (int i = 0; i < frag_m; ++i) load_block<ta, true>(a, row + i * 16, k, left[i]);
 #pragma unroll

@@ -9,7 +9,7 @@ namespace moe::cuda {
 namespace {
 
 constexpr int tile = 64, depth = 16, threads = 256, side = 4;
-constexpr int pitch = tile + 4; // whole float4, other banks for neighbouring k
+constexpr int pitch = tile + 4; // floats of whole float4s that put neighbouring k on other banks
 
 // Stages op(X)[start.., k..] with the free index running along a row of shared memory. Element (i, l) of X lies at
 // i * step_i + l * step_l; threads follow the direction that is contiguous in memory.
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(threads) f32_kernel(Product p) {
         a.fetch(t.row, 0, t.k, a_next);
         b.fetch(t.col, 0, t.k, b_next);
         for (std::int64_t l = 0; l < t.k; l += depth) {
-            __syncthreads(); // the step before has been read
+            __syncthreads(); // The previous step has been read.
             a.put(a_tile, a_next);
             b.put(b_tile, b_next);
             __syncthreads();
@@ -121,7 +121,7 @@ void launch_f32(const Product& product, cudaStream_t stream) {
     const int parts = parts_of(product);
     if (parts == 1) return launch_tiles(product, stream);
     float* const sums = scratch_of(stream);
-    Product part = product; // a group of its own
+    Product part = product; // The part is a group of its own.
     part.groups = parts;
     part.k = product.k / parts;
     part.a_group = part.k * (product.transpose_a ? product.lda : 1);

@@ -47,7 +47,7 @@ struct Functions {
 struct Shape {
     std::int64_t m, n, k, lda, ldb, ldd;
     bool transpose_a, transpose_b, accumulate, wide_result, with_workspace;
-    cudaDataType_t type; // of a and b; CUDA_R_8F_E4M3: with the scales of ScaledProduct
+    cudaDataType_t type; // type of a and b; CUDA_R_8F_E4M3: with the scales of ScaledProduct
     int align_a, align_b, align_d;
     auto operator<=>(const Shape&) const = default;
 };
@@ -119,7 +119,7 @@ public:
             handle_ = nullptr;
             return;
         }
-        CUDA_CHECK(cudaGetSymbolAddress(&workspace_, workspace_memory)); // loads the module before any capture
+        CUDA_CHECK(cudaGetSymbolAddress(&workspace_, workspace_memory)); // The module is loaded before any capture.
         about_ = "cuBLASLt " + std::to_string(f_.version());
     }
 
@@ -237,7 +237,7 @@ private:
             set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
                 std::int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F});
             set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, std::int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F});
-            set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(workspace_)); // any
+            set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(workspace_)); // any address
             set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(workspace_));
         }
         c.a = layout(s.type, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
@@ -268,7 +268,7 @@ private:
     std::string about_;
     void* workspace_ = nullptr;
     std::mutex guard_;
-    cudaStream_t owner_ = nullptr; // of the workspace: two streams would run into each other there
+    cudaStream_t owner_ = nullptr; // owner of the workspace: two streams would run into each other there
     std::map<Shape, Choice> choices_;
 };
 

@@ -13,7 +13,7 @@ namespace moe::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr double least_products = 1 << 22; // below, what three launches take is more than what they save
+constexpr double least_products = 1 << 22; // least size: below, three launches take more than they save
 
 // rows of `cols` FP32 numbers -> rows of 2 cols: theirs in BF16, and what that leaves of them.
 __global__ void __launch_bounds__(threads)
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(threads)
 bool split_gemm(const Product& p, cudaStream_t stream) {
     if (p.a.type != Type::f32 || p.b.type != Type::bf16 || p.k <= 0) return false;
     if (static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) < least_products) return false;
-    const std::int64_t rows = p.transpose_a ? p.k : p.m, cols = p.transpose_a ? p.m : p.k; // of A as it lies
-    const std::int64_t at_once = scratch_floats / cols / 32 * 32; // two BF16 take the room of one FP32
+    const std::int64_t rows = p.transpose_a ? p.k : p.m, cols = p.transpose_a ? p.m : p.k; // shape of A as it lies
+    const std::int64_t at_once = scratch_floats / cols / 32 * 32; // Two BF16 numbers take the room of one FP32 number.
     if (at_once <= 0) return false;
     auto* const parts = reinterpret_cast<__nv_bfloat16*>(scratch_of(stream));
     for (std::int64_t row = 0; row < rows; row += at_once) {

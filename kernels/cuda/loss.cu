@@ -21,7 +21,7 @@ __host__ __device__ std::int64_t real_columns(const LossShape& s) {
 // that those at work together touch one stretch of memory: a block per row would read hundreds of places at a time,
 // which took a half longer to read and more than twice as long to write.
 struct Runs {
-    std::int64_t count; // per row
+    std::int64_t count; // number of runs per row
     std::int64_t rows;
     Runs(const LossShape& s, int width)
         : count(ceil_div(s.vocab_local, std::int64_t{threads} * together * width)), rows(s.rows) {
@@ -47,7 +47,7 @@ struct Run {
         begin = index * each < packs ? index * each : packs;
         end = begin + each < packs ? begin + each : packs;
     }
-    // packs(column, held) for whole packs, a few loads ahead; rest(column) for what is left.
+    // Calls packs(column, held) for whole packs, a few loads ahead; rest(column) for what is left.
     template <class Packs, class Rest>
     __device__ void over(Src x, Packs packs, Rest rest) const {
         for (int first = begin + static_cast<int>(threadIdx.x); first < end; first += threads * together) {
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(sum_threads)
     loss_kernel(LossShape s, const float* max, const float* stat, float* loss) {
     double sum = 0.0;
     for (std::int64_t row = threadIdx.x; row < s.rows; row += sum_threads) {
-        if (stat[2 * row] == 0.0f) continue; // no label
+        if (stat[2 * row] == 0.0f) continue; // The row has no label.
         sum += log(static_cast<double>(stat[2 * row])) + static_cast<double>(max[row]) -
                static_cast<double>(stat[2 * row + 1]);
     }

@@ -7,7 +7,7 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int most_rope = 256, threads = 256, warps = threads / warp_size, resident = 2; // blocks of a multiprocessor
+constexpr int most_rope = 256, threads = 256, warps = threads / warp_size, resident = 2; // resident: blocks per SM
 
 // The shares that the warps of a block have of its tokens: even parts of their heads.
 struct Shares {
@@ -30,12 +30,12 @@ struct Shares {
 template <class A>
 struct Part {
     static constexpr int W = A::width;
-    int heads;         // of the token, from the first of this part on
+    int heads;         // heads of the token, from the first of this part on
     int pairs;         // lanes of a head
-    int mine;          // this lane's head
-    int pair;          // of its packs, which hold pairs [pair W, pair W + W) of elements
+    int mine;          // head of this lane in the part
+    int pair;          // number of the lane's packs, which hold pairs [pair W, pair W + W) of elements
     int first, second; // columns of the two packs among the rotary ones
-    std::int64_t head; // the first, among all heads of all tokens
+    std::int64_t head; // number of the part's first head, among all heads of all tokens
     __device__ Part(const MlaRopeShape& s, std::int64_t token, int begin, int most)
         : pairs(s.rope / (2 * W)),
           mine(lane_of_warp() / pairs),
@@ -114,7 +114,7 @@ struct Place {
     static __device__ unsigned inverse_of(int packs) { return ((1u << 31) + packs - 1) / static_cast<unsigned>(packs); }
 };
 
-// write(head, pack, read(head, pack)) for `packs` packs of each of a part's heads, which count among all tokens'.
+// Calls write(head, pack, read(head, pack)) for `packs` packs of each of a part's heads, which count among all tokens'.
 template <int together, class A, class Read, class Write>
 __device__ void move_heads(const Part<A>& part, int packs, Read read, Write write) {
     const unsigned inverse = Place::inverse_of(packs);
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(threads, resident)
         for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
             const Part<A> part(s, row, begin, shares.heads);
             const std::int64_t start = (part.head + part.mine) * qk + s.nope;
-            TwoPacks<A> query, key; // on their way with the first of the others
+            TwoPacks<A> query, key; // Both are on their way with the first other packs.
             if (part.has_head()) {
                 query.read(q, start, part);
                 key.read(kv_down, row * (s.kv_lora + s.rope) + s.kv_lora, part);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(threads, resident)
     int parity = 0;
     for (std::int64_t first = std::int64_t{blockIdx.x} * shares.tokens; first < s.tokens;
          first += std::int64_t{gridDim.x} * shares.tokens, parity ^= 1) {
-        const Turn* const all = turns.at(s, positions, first, shares.tokens, parity)[token]; // `sums` has been read
+        const Turn* const all = turns.at(s, positions, first, shares.tokens, parity)[token]; // `sums` has been read.
         const std::int64_t row = first + token;
         LaneSums<W> keys;
         for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(threads, resident)
         const Part<A> part(s, row, 0, 1);
         const std::int64_t start = row * (s.kv_lora + s.rope) + s.kv_lora;
         keys.gather(part, all, s.interleaved);
-        if (shares.of_token == 1) { // a warp that has its token alone waits for no other
+        if (shares.of_token == 1) { // A warp that has its token alone waits for no other.
             if (part.has_head() && row < s.tokens)
                 A::put(dkv_down, start + part.first, keys.a), A::put(dkv_down, start + part.second, keys.b);
             continue;
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(threads, resident)
     }
 }
 
-// run(Access) where every part of a head is whole packs.
+// Calls run(Access) where every part of a head is whole packs.
 template <class Run>
 bool with_parts(const MlaRopeShape& s, std::initializer_list<Src> operands, std::int64_t latent, Run run) {
     bool done = false;

@@ -5,11 +5,11 @@
 
 namespace moe::cuda {
 
-inline constexpr int norm_threads = 512; // of a block that holds a row, at most
+inline constexpr int norm_threads = 512; // most threads of a block that holds a row
 
 struct Norm {
     Src x, w;
-    std::int64_t rows, cols, stride; // stride: of x, and of dx
+    std::int64_t rows, cols, stride; // stride: elements from row to row of x and of dx
 };
 
 // Sums over a block, one after another: two buffers in turn, so that one barrier per sum does.
@@ -39,7 +39,7 @@ struct Share {
         }
     }
 };
-// run(k, first column) for the packs of a row that this thread owns.
+// Calls run(k, first column) for the packs of a row that this thread owns.
 template <class A, int K, class Run>
 __device__ void for_own_packs(int packs, Run run) {
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ void for_own_packs(int packs, Run run) {
     }
 }
 
-// run(K{}, threads) for rows of so many packs; false where no block holds one.
+// Calls run(K{}, threads) for rows of so many packs; false where no block holds one.
 template <class Run>
 bool with_share(std::int64_t packs, Run run) {
     const auto threads_of = [packs](std::int64_t k) {

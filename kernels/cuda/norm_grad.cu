@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(threads) rmsnorm_grad_kernel(Norm n, Gradients
     }
 }
 
-struct NormTerm { // dw[c] = sum of dy x rstd
+struct NormTerm { // term of dw[c] = sum of dy x rstd
     Norm n;
     Gradients d;
     __device__ float operator()(std::int64_t r, std::int64_t c) const {
@@ -84,7 +84,7 @@ __device__ void add_neighbour(uint4* slots, float (&sum)[K][W]) {
         float* const s = &sum[i * 4 / W][i * 4 % W];
         s[0] += low.x, s[1] += low.y, s[2] += high.x, s[3] += high.y;
     }
-    ptx::cluster_sync(); // until when the second one's memory is read
+    ptx::cluster_sync(); // The memory of the second CTA is read until here.
 }
 
 // Computes these for a block's rows, and the sum of their dy x rstd, over all CTAs of a cluster, in
@@ -177,7 +177,7 @@ void launch_grad_rows(const Norm& n, const Gradients& d, float* dw, std::int64_t
 // Blocks that bring what a multiprocessor needs on its way: with more, rows come slower out of memory. Rows of two
 // warps follow each other too slowly for that, and there are as many as the scratch has room for.
 std::int64_t wanted_blocks(int block, std::size_t shared, std::int64_t room) {
-    constexpr std::size_t needed = 144 * 1024; // bytes
+    constexpr std::size_t needed = 144 * 1024; // bytes of shared memory
     const auto bring = static_cast<std::int64_t>((needed + shared / 2) / shared);
     return block > 2 * warp_size ? multiprocessors() * (bring > 2 ? bring : 2) : room;
 }

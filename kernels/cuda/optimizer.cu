@@ -55,7 +55,7 @@ __device__ float root(float x) {
 }
 
 struct Hyper {
-    float beta1, beta2, eps, step, decay, correction2, factor; // of all elements alike, so divided once
+    float beta1, beta2, eps, step, decay, correction2, factor; // factors that all elements share, so divided once
     __device__ Hyper(const float* h, float norm)
         : beta1(h[1]),
           beta2(h[2]),

@@ -11,7 +11,7 @@
 namespace moe::cuda {
 
 inline constexpr int peer_warps = 16, peer_threads = peer_warps * warp_size;
-inline constexpr unsigned piece_bytes = 2048, most_pieces = 5; // of a row; those of a warp that come in at once
+inline constexpr unsigned piece_bytes = 2048, most_pieces = 5; // bytes of a piece; pieces of a warp coming in at once
 // A row of E4M3 has a scale of 4 bytes for 128 of them: those of a piece travel with it.
 inline constexpr unsigned scale_share = 32;
 
@@ -44,7 +44,7 @@ public:
         if constexpr (beside > 0) ptx::load_bytes(to + piece_bytes, scales, bytes / scale_share, barrier);
     }
     __device__ void wait() const { ptx::wait(barriers_ + 8 * at_, parity_); }
-    __device__ unsigned offset() const { return at_ * place; } // of the next one, in the warp's rows
+    __device__ unsigned offset() const { return at_ * place; } // offset of the next piece, in the warp's rows
     __device__ unsigned address() const { return rows_ + offset(); }
     __device__ void next() {
         if (++at_ < most_pieces) return;
@@ -59,9 +59,9 @@ private:
 
 // Rows that a warp sums for the tokens of a tile: those of token t are from[end[t - 1]] up to from[end[t]].
 struct Sums {
-    static constexpr int most_rows = warp_size, most_tokens = 4; // a copy here or a sum from elsewhere is a lane's
+    static constexpr int most_rows = warp_size, most_tokens = 4; // A lane takes a copy here or a sum from elsewhere.
     const char* from[most_rows];
-    char* to[most_tokens]; // null: nowhere
+    char* to[most_tokens]; // targets; null = nowhere
     int end[most_tokens];
 };
 
@@ -72,7 +72,7 @@ struct SpreadMemory {
     RingMemory<beside, 0> ring;
 };
 struct SumMemory {
-    RingMemory<0, piece_bytes> ring; // and the piece that leaves
+    RingMemory<0, piece_bytes> ring; // ring of the pieces that come in, and room for the one that leaves
     Sums sums[peer_warps];
 };
 
@@ -140,10 +140,10 @@ public:
     }
 
 private:
-    static constexpr int ahead = most_pieces - 2; // one more is leaving, and one may still be
+    static constexpr int ahead = most_pieces - 2; // One more piece is leaving, and one may still be.
 
     __device__ void take(const char* from, const char* scales, char* to, unsigned bytes) {
-        ptx::wait_stores_read<1>(); // the piece that lay here has left
+        ptx::wait_stores_read<1>(); // The piece that lay here has left.
         __syncwarp();
         if (threadIdx.x % warp_size == 0) ring_.ask(held_, from, bytes, scales);
         pass_on();
@@ -222,8 +222,8 @@ public:
     __device__ void finish() { promises_.keep_all(); }
 
 private:
-    static constexpr unsigned piece = piece_bytes, out = most_pieces * piece; // the sum leaves from there
-    static constexpr int packs = piece / 16 / warp_size;                      // of a lane
+    static constexpr unsigned piece = piece_bytes, out = most_pieces * piece; // out: offset from which the sum leaves
+    static constexpr int packs = piece / 16 / warp_size;                      // packs of a lane
 
     // The pieces in the order of their use: of all rows of a token, then the next of them, then the next token's.
     struct Cursor {
@@ -273,12 +273,12 @@ private:
 #pragma unroll
             for (int i = 0; i < A::width; ++i) held[t][i] += four[i];
         }
-        __syncwarp(); // all lanes have read the piece
+        __syncwarp(); // All lanes have read the piece.
         ask(cursor, 0);
         ring_.next();
     }
     __device__ void send(char* to, unsigned left, const float (&held)[packs][A::width]) {
-        ptx::wait_stores_read<0>(); // the rows that lay there have left
+        ptx::wait_stores_read<0>(); // The rows that lay there have left.
         __syncwarp();
 #pragma unroll
         for (int t = 0; t < packs; ++t) {

@@ -10,12 +10,12 @@ namespace moe::cuda {
 namespace {
 
 constexpr int gather_threads = 256;
-constexpr int most_experts = 896; // their routes fit beside the rows in shared memory
+constexpr int most_experts = 896; // most experts whose routes fit beside the rows in shared memory
 
 struct Tokens {
     PeerGroup group;
     std::int64_t tokens, tiles, capacity, row_bytes;
-    int top_k, experts, per_tile; // as many tokens as a warp has lanes for, one for each copy
+    int top_k, experts, per_tile; // per_tile: as many tokens as a warp has lanes for, one for each copy
 
     __device__ std::int64_t first(std::int64_t tile) const { return tile * per_tile; }
     __device__ int count(std::int64_t tile) const {
@@ -65,8 +65,8 @@ __device__ void for_each_taken(const PeerGroup& g, std::int64_t count, Body body
 
 // The way of this lane's copy, by its row in the expert-major order of the token's rank.
 struct Way {
-    int to = -1, place = -1; // rank, row there; -1: nowhere
-    unsigned ranks = 0;      // all that the token goes to
+    int to = -1, place = -1; // rank, and row there; -1 = nowhere
+    unsigned ranks = 0;      // bits of all ranks that the token goes to
 };
 __device__ Way way_of(const Tokens& s, const Routes& routes, int rank, int row) {
     Way way;
@@ -83,7 +83,7 @@ __device__ Way way_of(const Tokens& s, const Routes& routes, int rank, int row) 
 
 struct Dispatch {
     Tokens s;
-    const char *x, *x_scale; // scales: of rows in E4M3
+    const char *x, *x_scale; // x_scale: scales of rows in E4M3
     const std::int32_t *all_counts, *row_of;
     const float* weight; // null: places are known
     char *rows, *row_scale;
@@ -148,7 +148,7 @@ struct Combine {
     Tokens s;
     const char* rows;
     const std::int32_t *all_counts, *row_of, *places;
-    const float* values; // null: none
+    const float* values; // null: there are none
     char *y, *parts;
     float* by_copy;
     int parts_per_token;
@@ -270,7 +270,7 @@ int tokens_per_tile(const PeerGroup& g, const TokenShape& s) {
     return static_cast<int>(std::clamp<std::int64_t>(s.tokens / (tiles_per_warp * warps), 1, most));
 }
 
-// scale_bytes: of a row's scales, 0: it has none.
+// scale_bytes: bytes of a row's scales, 0 = it has none.
 Tokens tokens_of(const PeerGroup& g, const TokenShape& s, std::int64_t row_bytes, std::int64_t scale_bytes = 0) {
     check_sizes(g, s, row_bytes, scale_bytes);
     const int per_tile = tokens_per_tile(g, s);
@@ -354,7 +354,7 @@ void gather(const PeerGroup& g, const void* x, void* y, std::int64_t bytes, void
 }
 
 std::int64_t board_bytes(int ranks, std::int64_t tokens) {
-    const std::int64_t flags = ranks * (tokens > 0 ? tokens : 1); // tiles have a token at least
+    const std::int64_t flags = ranks * (tokens > 0 ? tokens : 1); // Tiles have a token at least.
     return static_cast<std::int64_t>(sizeof(Board) + sizeof(unsigned) * static_cast<std::size_t>(flags));
 }
 

@@ -13,11 +13,11 @@ namespace moe::cuda {
 
 // The head of a board; flags arrived[ranks][tiles] follow.
 struct Board {
-    unsigned calls;             // that have ended here
-    unsigned leaving;           // blocks that are through
+    unsigned calls;             // number of calls that have ended here
+    unsigned leaving;           // number of blocks that are through
     unsigned next;              // tile that no warp has taken yet
-    unsigned broken;            // a wait was given up: none waits any more
-    unsigned ready[most_peers]; // by rank: the call that it has begun
+    unsigned broken;            // set when a wait was given up: none waits any more
+    unsigned ready[most_peers]; // call that each rank has begun
     unsigned unused[20];
 };
 static_assert(sizeof(Board) == 128);
@@ -118,10 +118,10 @@ __device__ inline void sum_up(int* numbers, int n) {
 
 // The places where the copies of some ranks' tokens go, by expert, in shared memory. The whole block makes it.
 struct Routes {
-    int experts, local, from; // of all ranks, of one; the first of those ranks
+    int experts, local, from; // experts of all ranks, experts of one; the first of those ranks
     int* all;                 // rows of all ranks for the experts before
-    int* first;               // by rank: row of its first copy for the expert, in its own expert-major order
-    int* ahead;               // by rank: rows for the expert of the ranks before it
+    int* first;               // row of each rank's first copy for the expert, in its own expert-major order
+    int* ahead;               // rows for the expert of the ranks before each rank
 
     static std::size_t bytes(int experts, int ranks) {
         return sizeof(int) * static_cast<std::size_t>(experts) * static_cast<std::size_t>(2 * ranks + 1);

@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(map_threads)
 #pragma unroll
         for (int j = 0; j < map_strips; ++j) {
             const std::int64_t i = start + j * warp_size;
-            if (e == 0 && i < copies && index[i] < 0) row_of[i] = -1; // dropped: no expert numbers it
+            if (e == 0 && i < copies && index[i] < 0) row_of[i] = -1; // The copy was dropped: no expert numbers it.
             mine[j] = __ballot_sync(all_lanes, i < copies && index[i] == e);
             count += __popc(mine[j]);
         }
-        __syncthreads(); // the counts before have been read
+        __syncthreads(); // The previous counts have been read.
         if (lane == 0) warp_counts[warp] = count;
         __syncthreads();
         const int others = warp_counts[lane];
@@ -63,7 +63,7 @@ static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 // Copies are cut into chunks of a block each: the first launch counts them by expert, and in the second every chunk
 // adds up what lies before it and numbers its own. The index is read twice. The second looks for neighbours of one
 // expert while the first still counts.
-constexpr int most_experts = 512; // their counts per warp fit shared memory
+constexpr int most_experts = 512; // most experts whose counts per warp fit shared memory
 
 // found[chunk][expert]
 template <int strips>
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(map_threads)
                         std::int32_t* row_of, std::int32_t* filled, std::int64_t copies, int experts, int bits,
                         std::int64_t padded) {
     static_assert(strips * map_threads < 1 << 16, "a chunk's copies are counted in 16 bits");
-    __shared__ unsigned short of_warp[map_warps][most_experts]; // copies, then those of the warps before
+    __shared__ unsigned short of_warp[map_warps][most_experts]; // copies of each warp, then those of the warps before
     __shared__ int next[most_experts], total[most_experts];     // row of the chunk's first copy; copies of all chunks
     const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size, warp = thread / warp_size;
     unsigned short* const mine = of_warp[warp];
@@ -243,7 +243,7 @@ void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* 
         CUDA_CHECK(cudaGetLastError());
         return;
     }
-    int bits = 0; // of an expert's number
+    int bits = 0; // bits of an expert's number
     while (1 << bits < experts) ++bits;
     auto* const found = reinterpret_cast<std::int32_t*>(scratch_of(stream_of(stream)));
     const unsigned blocks = blocks_for(chunks, 1);

@@ -8,10 +8,10 @@ namespace moe::cuda {
 // C (+)= op(A) op(B) per group. The rows of the groups follow one another in the operands that have routed rows; a
 // dense product is one group.
 struct Product {
-    enum class Routed : std::uint8_t { none, m, k }; // which size is a group's count of rows
+    enum class Routed : std::uint8_t { none, m, k }; // size that is a group's count of rows
     Routed routed = Routed::none;
     int groups = 1;
-    std::int64_t m = 0, n = 0, k = 0, capacity = 0; // the routed size is not set
+    std::int64_t m = 0, n = 0, k = 0, capacity = 0; // sizes, of which the routed one is not set
     std::int64_t lda = 0, ldb = 0, ldc = 0;
     bool transpose_a = false, transpose_b = false, accumulate = false;
     Src a, b;
@@ -21,9 +21,9 @@ struct Product {
     std::int64_t a_row = 0, b_row = 0, c_row = 0;       // elements from one routed row to the next one's
 };
 
-struct Tile { // a tile's corner in its group's C, and the group's operands
+struct Tile { // corner of a tile in its group's C, and the group's operands
     std::int64_t m, n, k;
-    std::int64_t a, b, c; // first element
+    std::int64_t a, b, c; // first element of each operand
     std::int64_t row, col;
 };
 
@@ -43,7 +43,7 @@ public:
             const bool nothing = p_.routed == Product::Routed::k && p_.accumulate && rows == 0;
             const std::int64_t tiles = nothing ? 0 : down * ceil_div(p_.n, std::int64_t{tile_n_});
             if (tile_ < first_ + tiles) {
-                const std::int64_t local = tile_ - first_; // down a column first: its part of B stays in the cache
+                const std::int64_t local = tile_ - first_; // Tiles go down a column first: B's part stays in cache.
                 tile.m = m;
                 tile.n = p_.n;
                 tile.k = p_.routed == Product::Routed::k ? rows : p_.k;
@@ -71,7 +71,7 @@ private:
     const Product& p_;
     int tile_m_, tile_n_;
     int group_ = 0;
-    std::int64_t tile_, first_ = 0, row_ = 0; // first_: tiles of the groups before, row_: their rows
+    std::int64_t tile_, first_ = 0, row_ = 0; // first_: tiles of the groups before, row_: rows of the groups before
 };
 
 // Launches of the two kernels. Both operands BF16: tensor cores; otherwise FP32 multiply-adds, since an FP32 operand

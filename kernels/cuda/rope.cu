@@ -14,9 +14,9 @@ constexpr int sum_cols = 8, sum_rows = 128;
 
 // One token's heads: a warp takes every warps-th one.
 struct Head {
-    std::int64_t at; // first element
+    std::int64_t at; // first element of the head
     bool query;
-    int index; // among the query and key heads
+    int index; // number of the head among the query and key heads
 };
 __device__ std::int64_t row_width(const RopeShape& s) { return std::int64_t{s.heads + 2 * s.kv_heads} * s.head_dim; }
 __device__ Head head_of(const RopeShape& s, std::int64_t row, int h) {
@@ -159,7 +159,7 @@ void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src 
     if (s.tokens <= 0) return;
     const RopeGradients in{dout, positions, qkv, wq, wk, rstd};
     if (rope_grad_packs(s, in, dqkv, dwq, dwk, stream)) return;
-    if (s.norm) { // before dqkv, which may be dout
+    if (s.norm) { // dout may be dqkv, so this comes before dqkv is written.
         const dim3 grid(blocks_for(s.head_dim, sum_cols), 2);
         rope_weight_kernel<<<grid, sum_cols * sum_rows, 0, stream_of(stream)>>>(s, in, dwq, dwk);
         CUDA_CHECK(cudaGetLastError());

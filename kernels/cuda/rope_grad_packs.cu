@@ -34,7 +34,7 @@ struct Step {
 // The next step of the same row on its way in registers.
 template <class A, bool norm>
 struct StepInRegisters {
-    static constexpr std::size_t bytes = 0; // of shared memory
+    static constexpr std::size_t bytes = 0; // bytes of shared memory
     const RopeShape& s;
     const Lane<A>& lane;
     const RopeGradients& in;
@@ -56,14 +56,14 @@ template <class A>
 struct StepsInShared {
     using Held = typename A::Held;
     using T = typename A::Storage;
-    static constexpr int ahead = 2, packs = 4; // steps; packs of a lane in a step
+    static constexpr int ahead = 2, packs = 4; // ahead: steps; packs: packs of a lane in a step
     static constexpr std::size_t bytes = sizeof(Held) * row_threads * ahead * packs;
     const RopeShape& s;
     const Lane<A>& lane;
     const RopeGradients& in;
     HeadRange heads;
     uint4* slots;          // [ahead][packs][row_threads]
-    std::int64_t next_row; // to be fetched, from head next_base on
+    std::int64_t next_row; // next row to fetch, from head next_base on
     int next_base, stage = 0;
 
     __device__ StepsInShared(const RopeShape& shape, const Lane<A>& own, const RopeGradients& operands,
@@ -177,7 +177,7 @@ __device__ void sum_of_block(const RopeShape& s, const Lane<A>& lane, WeightSums
             dw.first[j] += __shfl_xor_sync(all_lanes, dw.first[j], offset);
             dw.second[j] += __shfl_xor_sync(all_lanes, dw.second[j], offset);
         }
-        part[threadIdx.x / warp_size][lane.first + j] = dw.first[j]; // lanes side by side hold the same number
+        part[threadIdx.x / warp_size][lane.first + j] = dw.first[j]; // Lanes side by side hold the same number.
         part[threadIdx.x / warp_size][lane.second + j] = dw.second[j];
     }
     __syncthreads();
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(row_threads, 2)
         const bool query = part == 0;
         const HeadRange heads = query ? HeadRange{0, s.heads, s.heads} : HeadRange{s.heads, turned, all};
         Steps<A, norm> steps(s, lane, in, heads, slots);
-        if (query) fill_frequencies(s, frequency); // while the first steps are on their way
+        if (query) fill_frequencies(s, frequency); // The first steps are on their way meanwhile.
         typename A::Held weight[2];
         if constexpr (norm) {
             const Src w = query ? in.wq : in.wk;

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(row_threads, 2)
     __shared__ float frequency[most_pairs];
     __shared__ Turn turns[row_warps][most_pairs];
     fill_frequencies(s, frequency);
-    typename A::Held weight[4]; // of queries and keys, first and second pack
+    typename A::Held weight[4]; // weights of queries and keys, first and second pack
     if constexpr (norm) {
         weight[0] = A::take(wq, lane.first), weight[1] = A::take(wq, lane.second);
         weight[2] = A::take(wk, lane.first), weight[3] = A::take(wk, lane.second);

@@ -14,7 +14,7 @@ template <class A>
 struct Lane {
     static constexpr int W = A::width;
     int lanes, side, sides, first, second, pair;
-    float share; // of an element in the mean over a head
+    float share; // share of an element in the mean over a head
     bool turns;
     __device__ Lane(const RopeShape& s)
         : lanes(s.head_dim / (2 * W)),
@@ -27,7 +27,7 @@ struct Lane {
         first = turns && !s.interleaved ? l * W : 2 * l * W;
         second = turns && !s.interleaved ? first + s.rotary_dim / 2 : first + W;
     }
-    // Over the lanes of a head; the whole warp comes.
+    // The sum over the lanes of a head; the whole warp comes.
     __device__ float sum(float value) const {
         for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(all_lanes, value, offset);
         return value;
@@ -46,7 +46,7 @@ __device__ inline void fill_frequencies(const RopeShape& s, float* frequency) {
 template <class A>
 __device__ void turns_of(const RopeShape& s, const Lane<A>& lane, const float* frequency, std::int32_t position,
                          Turn* all, Turn (&turn)[A::width]) {
-    __syncwarp(); // those of the row before have been read
+    __syncwarp(); // The previous row's turns have been read.
     for (int i = lane_of_warp(); i < s.rotary_dim / 2; i += warp_size)
         all[i] = turn_of(position, frequency[i], static_cast<float>(s.scale.magnitude));
     __syncwarp();
@@ -91,7 +91,7 @@ unsigned even_blocks(std::int64_t tokens, std::size_t shared = 0) {
     return blocks_for(work, rows);
 }
 
-// run(Access, norm) as constants; false where packs do not fit.
+// Calls run(Access, norm) as constants; false where packs do not fit.
 template <class Run>
 bool with_heads(const RopeShape& s, std::initializer_list<Src> operands, Run run) {
     bool done = false;

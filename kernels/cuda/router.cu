@@ -33,7 +33,7 @@ __device__ int take_best(Key* keys, int n) {
     return index;
 }
 
-struct Work { // of one warp, in shared memory
+struct Work { // shared memory of one warp
     Key *keys, *group_keys;
     float* score;
     __device__ Work(const RouterShape& s, Key* shared) {
@@ -76,7 +76,7 @@ __device__ void limit_groups(const RouterShape& s, const Work& w) {
     for (int g = lane_id(); g < s.groups; g += warp_size) {
         float sum = 0.0f;
         Key last = ~Key{0};
-        for (int i = 0; i < top; ++i) { // the next best below the last: a group is small, and top is 1 or 2
+        for (int i = 0; i < top; ++i) { // The next best is below the last: groups are small, and top is 1 or 2.
             Key best = 0;
             for (int e = g * size; e < (g + 1) * size; ++e)
                 best = w.keys[e] < last && w.keys[e] > best ? w.keys[e] : best;
@@ -89,7 +89,7 @@ __device__ void limit_groups(const RouterShape& s, const Work& w) {
     __syncwarp();
     for (int i = 0; i < s.groups_kept; ++i) take_best(w.group_keys, s.groups);
     for (int e = lane_id(); e < s.experts; e += warp_size) {
-        if (w.group_keys[e / size] != 0) w.keys[e] = 0; // a group that was kept was taken out
+        if (w.group_keys[e / size] != 0) w.keys[e] = 0; // A group that was kept was taken out.
     }
     __syncwarp();
 }
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(threads)
 // Slope of sigmoid and sqrt(softplus) at a logit whose score is known.
 __device__ float score_slope(Score score, float logit, float value) {
     if (score == Score::sigmoid) return value * (1.0f - value);
-    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // underflowed: the slope has, too
+    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // Where the score underflowed, its slope has, too.
 }
 
 // Gradient of the chosen score k, from the weights' gradients.
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(threads)
     const std::int32_t* chosen = index + token * s.top_k;
     const float* dw = dweight + token * s.top_k;
     const Chosen all(s, dw, w.score, chosen);
-    for (int k = lane_id(); k < s.top_k; k += warp_size) { // the chosen experts differ: no two lanes meet
+    for (int k = lane_id(); k < s.top_k; k += warp_size) { // The chosen experts differ, so no two lanes meet.
         const int e = chosen[k];
         const float slope = s.softmax_after_top_k || s.score == Score::softmax
                                 ? 1.0f

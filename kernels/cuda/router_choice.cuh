@@ -85,7 +85,7 @@ __device__ float least_of_best(const float (&value)[N]) {
 template <int span, int N>
 __device__ void largest_of_parts(const float (&x)[span], float (&parts)[N]) {
 #pragma unroll
-    for (int i = 0; i < span; ++i) { // one loop, so that no value is found by an index
+    for (int i = 0; i < span; ++i) { // One loop keeps a value from being found by an index.
         const int p = i * N / span;
         parts[p] = i == 0 || (i - 1) * N / span < p ? x[i] : fmaxf(parts[p], x[i]);
     }
@@ -169,7 +169,7 @@ __device__ bool group_kept(const RouterShape& s, float first, float second, int 
     float before = 0.0f, perhaps = 0.0f;
 #pragma unroll
     for (int apart = 1; apart < L; ++apart) {
-        if ((apart & (lanes - 1)) != 0) continue; // within the group
+        if ((apart & (lanes - 1)) != 0) continue; // The other lane is of the same group.
         const float other = __shfl_xor_sync(all_lanes, mine, apart);
         before += other > above ? 1.0f : 0.0f;
         perhaps += other > ((lane ^ apart) < lane ? above_earlier : above_or_equal) ? 1.0f : 0.0f;
@@ -183,8 +183,8 @@ __device__ bool group_kept(const RouterShape& s, float first, float second, int 
 template <int span, int L, int K>
 struct alignas(16) Shortlist {
     static constexpr int places = 2 * K < L * span ? 2 * K : L * span;
-    static constexpr int each = (places + L - 1) / L;                // of a lane: part, part + L, ..
-    static constexpr int most = each % 4 == 0 ? each / 4 * 3 : each; // seldom are there more
+    static constexpr int each = (places + L - 1) / L;                // places of a lane: part, part + L, ..
+    static constexpr int most = each % 4 == 0 ? each / 4 * 3 : each; // most places in use: seldom are there more
     float value[places];
     std::uint16_t expert[places];
 

@@ -29,7 +29,7 @@ struct Chooser {
     const float (&bias)[L][padded<span>];
     Scoring scoring;
     const int lane = lane_id(), part = lane % L;
-    bool scored = false; // the spans hold scores now
+    bool scored = false; // whether the spans hold scores now
     bool unclear = false;
 
     __device__ Chooser(const RouterShape& shape, Spans<span>& logits, const float (&biases)[L][padded<span>])
@@ -73,7 +73,7 @@ struct Chooser {
     // Scores in place of this lane's logits.
     __device__ void score_all() {
         if (!scored) {
-#pragma unroll 1 // scores are long
+#pragma unroll 1 // Scores are long code.
             for (int i = 0; i < span / 4; ++i) {
                 const float4 four = spans.pack(lane, i);
                 spans.pack(lane, i) = {scoring(four.x), scoring(four.y), scoring(four.z), scoring(four.w)};
@@ -122,7 +122,7 @@ struct Chooser {
                 return keep(group_kept<L>(s, first, second, lanes, lane, error(), unclear), part_of);
             }
         }
-        largest_of_parts(x, part_of); // other spans hold no groups that go by scores (whole_span)
+        largest_of_parts(x, part_of); // Other spans hold no groups that go by scores (whole_span).
         return true;
     }
     template <int N>
@@ -139,7 +139,7 @@ template <int span, int L, int K, By by>
 __device__ void choose(Chooser<span, L, by>& chooser, float (&x)[span], int lanes, int real, bool there,
                        Shortlist<span, L, K>& list) {
     using List = Shortlist<span, L, K>;
-    constexpr bool limited = by != By::logit; // groups may limit a choice by scores
+    constexpr bool limited = by != By::logit; // Groups may limit a choice by scores.
     const int part = chooser.part, top_k = chooser.s.top_k;
     float part_of[parts_of<span, L, K, limited>];
     for (bool exactly = false;; exactly = true) {
@@ -147,7 +147,7 @@ __device__ void choose(Chooser<span, L, by>& chooser, float (&x)[span], int lane
         float least = floor_of_best<L, K, limited>(part_of);
         if (chooser.error() > 0.0f) least -= chooser.error() * (1.0f + fabsf(least));
         const float negated = 0.0f - least; // +0 where the floor is 0, whatever its sign: a logit of -0 is not below it
-        unsigned below[2] = {0, 0};         // by the sign of the difference: those that cannot be among the best
+        unsigned below[2] = {0, 0};         // bits of values below, by the difference's sign: none is among the best
 #pragma unroll
         for (int i = 0; i < span / 2; ++i)
 #pragma unroll
@@ -171,7 +171,7 @@ __device__ void choose(Chooser<span, L, by>& chooser, float (&x)[span], int lane
         }
         if (!__any_sync(all_lanes, unclear && there)) return list.put_in_order(number, own, count, part);
         __syncwarp();
-        if (chooser.error() > 0.0f) continue; // by scores that are exact
+        if (chooser.error() > 0.0f) continue; // The next round goes by exact scores.
         unsigned key[span];
 #pragma unroll
         for (int i = 0; i < span; ++i) key[i] = eligible && i < real ? order_of(x[i]) : 0u;

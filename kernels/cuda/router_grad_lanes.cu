@@ -9,7 +9,7 @@ namespace {
 __device__ float slope_of(Score score, float logit, float value) {
     if (score == Score::softmax) return 1.0f;
     if (score == Score::sigmoid) return value * (1.0f - value);
-    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // underflowed: the slope has, too
+    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // Where the score underflowed, its slope has, too.
 }
 
 // The chosen of a lane: the k-th of a token's belongs to its lane k % L.
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads, 4)
     sum = sum_of<L>(sum) + (s.softmax_after_top_k ? 0.0f : tiny_sum);
     along = sum_of<L>(along) / sum;
     const auto scale = static_cast<float>(s.scale);
-    float through = 0.0f; // the softmax over all experts
+    float through = 0.0f; // sum that goes through the softmax over all experts
     float grad[chosen.each];
 #pragma unroll
     for (int i = 0; i < chosen.each; ++i) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(threads, 4)
         through += chosen.has[i] ? grad[i] * chosen.score[i] : 0.0f;
     }
     through = scoring.softmax ? sum_of<L>(through) : 0.0f;
-    __syncwarp(); // the chosen scores have been read
+    __syncwarp(); // The chosen scores have been read.
 #pragma unroll
     for (float& each : x) each *= 0.0f - through;
     spans.write(x);

@@ -16,7 +16,7 @@ __device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& to
                       std::int32_t* index, float* weight) {
     Chooser<span, L, by> chooser(s, spans, bias);
     Scoring& scoring = chooser.scoring;
-    const bool shares = !s.normalize || by == By::score || positions != nullptr; // or multiples of them
+    const bool shares = !s.normalize || by == By::score || positions != nullptr; // whether multiples do not suffice
     const int part = chooser.part;
     const std::int64_t token = tokens.mine();
     const bool there = whole || token < s.tokens;
@@ -32,7 +32,7 @@ __device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& to
                 static_cast<std::uint16_t>(tokens.place_of((forced + k * (s.experts / s.top_k)) % s.experts));
         __syncwarp();
     }
-    if (scoring.softmax && !shares) { // the largest logit is the first chosen one's
+    if (scoring.softmax && !shares) { // The largest logit is the first chosen one's.
         scoring.largest = chooser.logit(there ? list.expert[0] : 0);
         scoring.inverse = 1.0f;
     }
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(threads, 5)
     __shared__ Spans<span> spans_of[threads / warp_size];
     __shared__ Shortlist<span, L, K> lists[threads / L];
     alignas(16) __shared__ float biases[L][padded<span>];
-    const Tokens<span, L> tokens(s, by == By::logit ? span : experts_of_lane); // otherwise groups may count
+    const Tokens<span, L> tokens(s, by == By::logit ? span : experts_of_lane); // With another `by`, groups may count.
     Spans<span>& spans = spans_of[threadIdx.x / warp_size];
     if constexpr (by == By::score) bring_bias(tokens, bias, biases);
     bring(form, tokens, logits, spans);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(whole_threads, by == By::score ? 14 : 16)
 // The layout of a token's experts in spans: where groups limit the choice all of a lane's are in one group, whose lanes
 // are a power of two.
 struct Layout {
-    int span = 0, lanes = 0, each = 0; // lanes of a group, 0 where groups do not count; experts of a lane
+    int span = 0, lanes = 0, each = 0; // lanes: lanes of a group, 0 where groups do not count; each: experts of a lane
 };
 // The layout for groups of any size: a span of at least the usual length that is more than half full and takes whole
 // packs, or the shortest.
@@ -125,7 +125,7 @@ Layout layout_of(const RouterShape& s) {
     if (!limits_groups(s)) return {least, 0, least};
     Layout found;
     for (const int span : {8, 16, 32}) {
-        if (s.top_k > 8 && span < 32) continue; // longer lists
+        if (s.top_k > 8 && span < 32) continue; // The lists are longer.
         int lanes = 1;
         while (lanes < warp_size && (size % lanes != 0 || size / lanes > span)) lanes *= 2;
         const int each = size / lanes;
@@ -136,7 +136,7 @@ Layout layout_of(const RouterShape& s) {
     return found;
 }
 
-// run(L, K) with the lanes of a token and at least the number of the chosen, as constants.
+// Calls run(L, K) with the lanes of a token and at least the number of the chosen, as constants.
 template <int span, class Run>
 bool with_lists(const RouterShape& s, int experts_of_lane, Run run) {
     return with_lanes<span>(ceil_div(s.experts, experts_of_lane) * span, [&](auto lanes) {

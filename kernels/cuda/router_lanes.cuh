@@ -47,16 +47,16 @@ struct Tokens {
     // Between an expert and its place in its token's spans, which are in the same order.
     __device__ int place_of(int expert) const { return expert + expert / each * (span - each); }
     __device__ int expert_of(int place) const { return place - place / span * (span - each); }
-    __device__ int real() const { // experts of this lane
+    __device__ int real() const { // number of this lane's experts
         const int left = experts - lane_id() % L * each;
         return left < each ? left : each;
     }
 
-    // run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
+    // Calls run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
     template <int W, bool whole, class Run>
     __device__ void for_packs(Run run) const {
         constexpr bool even = warp_size * W % span == 0;
-        constexpr int lanes = warp_size * W / span; // whose spans are as long as the packs of a warp
+        constexpr int lanes = warp_size * W / span; // lanes whose spans are as long as the packs of a warp
 #pragma unroll
         for (int p = 0; p < span / W; ++p) {
             const int at = (even ? 0 : p * warp_size * W) + lane_id() * W;
@@ -127,7 +127,7 @@ struct Tokens {
     }
 };
 
-// Over the lanes of a token.
+// The sum over the lanes of a token.
 template <int L>
 __device__ float sum_of(float value) {
 #pragma unroll
@@ -183,7 +183,7 @@ __device__ void score_all(float (&x)[span], Scoring& scoring) {
     for (float& each : x) each = scoring.share(each);
 }
 
-enum class Form { any, f32, bf16 }; // how the logits are read
+enum class Form { any, f32, bf16 }; // ways to read the logits
 
 template <int span, int L>
 __device__ void bring(Form form, const Tokens<span, L>& tokens, Src logits, Spans<span>& spans) {
@@ -196,7 +196,7 @@ __device__ void bring(Form form, const Tokens<span, L>& tokens, Src logits, Span
     }
 }
 
-// experts_of_lane: any number that packs divide where lanes have whole spans
+// experts_of_lane: any number that packs divide where lanes have whole spans.
 inline Form form_of(const void* data, Type type, std::int64_t experts, std::int64_t experts_of_lane = 8) {
     if (!whole_packs(type, {Src{data, type}}, {experts, experts_of_lane})) return Form::any;
     return type == Type::f32 ? Form::f32 : Form::bf16;
@@ -204,14 +204,14 @@ inline Form form_of(const void* data, Type type, std::int64_t experts, std::int6
 
 // Experts of a lane: the fewer, the sooner it has sorted them, but the more lanes join their lists.
 inline int span_of(const RouterShape& s) {
-    constexpr std::int64_t few = 1 << 18, many = 1 << 20; // logits
+    constexpr std::int64_t few = 1 << 18, many = 1 << 20; // numbers of logits
     const std::int64_t logits = s.tokens * s.experts;
-    if (s.top_k > 8) return 32; // longer lists
+    if (s.top_k > 8) return 32; // The lists are longer.
     if (s.experts <= 8 || (logits <= few && s.experts <= 8 * warp_size)) return 8;
     return s.experts <= 16 || logits <= many ? 16 : 32;
 }
 
-// run(L) with the lanes that hold so many experts, as a constant; false where a token would need too many.
+// Calls run(L) with the lanes that hold so many experts, as a constant; false where a token would need too many.
 template <int span, class Run>
 bool with_lanes(int experts, Run run) {
     constexpr int most = 512 / span < warp_size ? 512 / span : warp_size;
@@ -237,7 +237,7 @@ bool with_lanes(int experts, Run run) {
 inline bool fills_lanes(int experts, int span) {
     return experts == 4 * span || experts == 8 * span || experts == 16 * span;
 }
-// run(L) for those.
+// Calls run(L) with the lanes that the experts fill, as a constant.
 template <int span, class Run>
 void with_filled_lanes(int experts, Run run) {
     if (experts == 4 * span) return run(std::integral_constant<int, 4>{});

@@ -13,7 +13,7 @@ __device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x % war
 __device__ inline std::int64_t first_row() { return std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size; }
 __device__ inline std::int64_t row_step() { return std::int64_t{gridDim.x} * row_warps; }
 
-// body(row) for the rows of this warp out of those that hold data: all, or as many as [counts[groups]] say.
+// Calls body(row) for the rows of this warp out of those that hold data: all, or as many as [counts[groups]] say.
 template <class Body>
 __device__ void for_each_row(const std::int32_t* counts, int groups, std::int64_t rows, Body body) {
     if (counts != nullptr) rows = routed_rows(counts, groups, rows);

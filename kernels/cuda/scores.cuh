@@ -5,7 +5,7 @@
 
 namespace moe::cuda {
 
-inline constexpr float tiny_sum = 1e-20f; // keeps shares and weights finite when every score underflows
+inline constexpr float tiny_sum = 1e-20f; // sum that keeps shares and weights finite when every score underflows
 
 __host__ __device__ inline bool limits_groups(const RouterShape& s) { return s.groups > 1 && s.groups_kept < s.groups; }
 __host__ __device__ inline bool by_logit(const RouterShape& s, bool biased) {

@@ -14,7 +14,7 @@ constexpr int slots = 8;
 
 __device__ __align__(256) float memory[slots][scratch_floats]; // 32 MiB, and every device holds its own
 
-using Owner = std::pair<int, cudaStream_t>; // the default stream has one handle on all devices
+using Owner = std::pair<int, cudaStream_t>; // The default stream has one handle on all devices.
 
 struct Owners {
     std::mutex guard;

@@ -10,7 +10,7 @@ constexpr int threads = 256, warps = threads / warp_size;
 constexpr unsigned splits = 32; // blocks that share a part, since parts are few
 
 struct Part {
-    long long first, rows; // in the buffer
+    long long first, rows; // first row in the buffer, and number of rows
 };
 
 // A cell (source, expert) of all_counts belongs to one part of the buffer, or to none of this rank.

@@ -18,7 +18,7 @@ __device__ Run run_of(const RowsShape& s, const std::int32_t* all_counts, int or
     long long arrival = 0, place = 0;
     const int sources = s.ep * s.etp;
     for (int i = static_cast<int>(threadIdx.x); i < sources * s.local; i += threads) {
-        const int other = i / s.local, expert = i % s.local; // `other` in arrival order: member by member
+        const int other = i / s.local, expert = i % s.local; // `other` counts in arrival order, member by member.
         const int row = other % s.ep * s.etp + other / s.ep;
         const long long rows = all_counts[std::int64_t{row} * s.experts + s.first + expert];
         if (other < order || (other == order && expert < e)) arrival += rows;

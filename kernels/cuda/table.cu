@@ -23,7 +23,7 @@ bool cuda_supported(std::string& why) {
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (status != cudaSuccess) {
         why = std::string("no CUDA device: ") + cudaGetErrorString(status);
-        cudaGetLastError(); // the next launch's check must not find this failure
+        cudaGetLastError(); // The next launch's check must not find this failure.
         return false;
     }
     // The kernels are compiled for single architectures: whether the device's is among them, the runtime knows.
@@ -67,7 +67,7 @@ const Kernels* cuda_kernels() {
     }();
     std::string why;
     static const bool supported = cuda_supported(why) && !cuda_gemm_library().empty() &&
-                                  !cuda_attention_library().empty(); // opened before any capture
+                                  !cuda_attention_library().empty(); // The library is opened before any capture.
     return supported ? &table : nullptr;
 }
 

@@ -107,7 +107,7 @@ __device__ inline void copy_async(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending> // groups that may still be on their way
+template <int pending> // pending: groups that may still be on their way
 __device__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
@@ -137,7 +137,7 @@ inline bool all_aligned(std::initializer_list<Src> operands) {
     return true;
 }
 
-// run(T{}) with the storage of a type.
+// Calls run(T{}) with the storage of a type.
 template <class Run>
 void with_storage(Type type, Run run) {
     if (type == Type::f32) {
@@ -174,7 +174,7 @@ void with_access(std::initializer_list<Src> operands, std::initializer_list<std:
 }
 
 inline int multiprocessors() {
-    static const int count = [] { // devices of one process are of one kind
+    static const int count = [] { // The devices of one process are of one kind.
         int device = 0, found = 0;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device));

@@ -21,7 +21,7 @@ std::string shown_value(const Json& value) {
     return shown(value.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
-// nlohmann's message without its exception number and position, which we print ourselves.
+// Keeps nlohmann's message without its exception number and position, which we print ourselves.
 std::string reason_of(const Json::parse_error& error) {
     std::string text = error.what();
     for (const char* marker : {" column ", "] parse error: ", "] "}) {
@@ -77,7 +77,7 @@ std::int64_t checked_integer(const Json& value, std::int64_t low, std::int64_t h
 } // namespace
 
 JsonObject JsonObject::parse(const std::string& text, const std::string& place) {
-    constexpr int deepest = 100; // far beyond any real file, and shallow enough for recursive code
+    constexpr int deepest = 100; // deepest nesting: far beyond any real file, and shallow enough for recursive code
     bool too_deep = false;
     const auto watch = [&](int depth, Json::parse_event_t, Json&) {
         too_deep = too_deep || depth > deepest;
@@ -88,7 +88,7 @@ JsonObject JsonObject::parse(const std::string& text, const std::string& place) 
         root = std::make_shared<const Json>(Json::parse(text, watch));
     } catch (const Json::parse_error& error) {
         refuse("{}: not valid JSON: {} at byte {}", place, reason_of(error), error.byte);
-    } catch (const Json::exception& error) { // a number beyond double's range
+    } catch (const Json::exception& error) { // The number is beyond double's range.
         const std::string text = error.what();
         refuse("{}: not valid JSON: {}", place, text.substr(text.find("] ") + 2));
     }

@@ -36,7 +36,7 @@ int edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
-    constexpr std::size_t longest = 64; // nothing longer is a name, and the distance is quadratic
+    constexpr std::size_t longest = 64; // Nothing longer is a name, and the distance is quadratic.
     if (name.empty() || name.size() > longest) return {};
     constexpr std::size_t telling = 3; // letters of a beginning that says enough
     for (const std::string& candidate : known) {

@@ -25,7 +25,7 @@ public:
         if (mlp_) mlp_->declare(set);
         set.keep_bf16(false);
     }
-    // `keys`: those that the last indexer has picked.
+    // keys: the keys that the last indexer has picked.
     program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId& keys) {
         b.bf16 = bf16_;
         if (attention_) x = attention_->forward(b, x, keys);
@@ -233,7 +233,7 @@ ChunkSpec spec_of(const plan::Plan& plan, const std::vector<plan::Stage>& all, i
     const plan::Stage& s = all[static_cast<std::size_t>(stage)];
     ChunkSpec spec;
     spec.stage = stage;
-    spec.chunk = stage / plan.pp; // in a V as well: the way back is the second chunk
+    spec.chunk = stage / plan.pp; // This holds in a V as well: the way back is the second chunk.
     spec.embedding = s.embedding;
     spec.loss = s.loss;
     for (int i = 0; i < s.layers; ++i) {

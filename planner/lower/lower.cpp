@@ -109,8 +109,8 @@ struct Backwards {
 };
 
 struct EmittedChunk {
-    int forward = -1, backward = -1, dgrad = -1, wgrad = -1; // templates
-    program::TensorId table_gradient = program::no_tensor;   // of the embedding table, where the chunk holds it
+    int forward = -1, backward = -1, dgrad = -1, wgrad = -1; // numbers of templates
+    program::TensorId table_gradient = program::no_tensor;   // gradient of the embedding table, where the chunk has it
 };
 
 // Puts the halves of a chunk's backward beside it, or in its place where it is not run whole.
@@ -190,7 +190,7 @@ std::vector<program::Op> add_tables(const plan::Plan& plan, program::Program& pr
     };
     const int tag = program::first_table_tag(*plan.model);
     program::TensorId travelling = gradient;
-    std::vector<program::TensorId> values(holders.size(), gradient); // by holder
+    std::vector<program::TensorId> values(holders.size(), gradient); // gradients by holder
     for (int step = 0; step + 1 < n; ++step) {
         program::Tensor arrival = table;
         arrival.name = "embedding.gradient_of_peer";
@@ -259,7 +259,7 @@ void add_slots(program::Program& program, const plan::Plan& plan, const std::vec
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const auto c = static_cast<std::size_t>(turns[i].chunk);
         int index = template_of(chunks[c], turns[i].kind);
-        std::optional<program::Template> own; // of this slot alone
+        std::optional<program::Template> own; // template of this slot alone
         const program::Template& usual = program.templates[static_cast<std::size_t>(index)];
         if (first != nullptr && seen.insert(index).second) own = first->next(usual);
         if (i == last[c]) own = passes::with_gradient_reduction(program, plan, own ? *own : usual);
@@ -302,7 +302,7 @@ program::Program lower(const plan::Plan& plan, int pipeline_rank) {
     }
     program.in_flight = plan::in_flight(turns, plan.vpp);
     program.slots.reserve(turns.size() + 2);
-    program.templates.emplace_back(); // begin, once it is known what is to be zeroed
+    program.templates.emplace_back(); // The begin template follows, once it is known what is to be zeroed.
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
     passes::FirstGradients first(program);
     add_slots(program, plan, chunks, turns, passes::sets_first_gradients(plan) ? &first : nullptr);
@@ -321,7 +321,7 @@ program::Program lower(const plan::Plan& plan, int pipeline_rank) {
 
 program::Program lower_segment(const plan::Plan& plan, SegmentKind segment, int layer_kind) {
     program::Program program;
-    program.tensors.reserve(192); // searches lower many segments, and growing moves every tensor
+    program.tensors.reserve(192); // Searches lower many segments, and growing moves every tensor.
     add_io(program, plan);
     ChunkSpec spec;
     switch (segment) {

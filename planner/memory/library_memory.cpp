@@ -20,15 +20,15 @@ std::int64_t divided_up(std::int64_t n, std::int64_t by) { return (n + by - 1) /
 // The largest piece of a backward: what one call of the library computes.
 struct Piece {
     std::int64_t sequences, key_heads, heads, queries, keys;
-    bool shares_keys; // pieces share keys, whose key gradients are summed beside them
-    std::int64_t score_bytes() const { return rounded(queries, 64) * rounded(keys, 128) * 2; } // of a head
+    bool shares_keys; // whether pieces share keys, whose key gradients are summed beside them
+    std::int64_t score_bytes() const { return rounded(queries, 64) * rounded(keys, 128) * 2; } // bytes of a head
 };
 
 // The largest piece, cut as kernels/cuda/attention_pieces.cu cuts it.
 Piece largest_piece(const AttentionWork& w) {
     const std::int64_t share = w.heads / std::max<std::int64_t>(w.kv_heads, 1);
     Piece p{w.batch, w.kv_heads, share, w.seq, w.seq, false};
-    if (!w.deterministic) { // one call
+    if (!w.deterministic) { // One call takes all.
         p.heads = w.heads;
         return p;
     }
@@ -68,7 +68,7 @@ namespace {
 
 // A ring's steps are squares and halves of them; a further result of every query lies beside them until it is merged.
 double ring_scratch(const AttentionWork& w) {
-    if (w.window > 0) return 0.0; // left to the plain kernels
+    if (w.window > 0) return 0.0; // Windows are left to the plain kernels.
     const std::int64_t rows = w.batch * w.seq * w.heads;
     return attention_scratch(w) + static_cast<double>(rows * std::max(2 * w.qk_dim, 2 * w.v_dim + 4));
 }
@@ -77,13 +77,13 @@ double ring_scratch(const AttentionWork& w) {
 
 double hybrid_ep_buffers(const HybridEpGroup& g) {
     const std::int64_t tokens = std::max<std::int64_t>(rounded(g.tokens, 16), 512), all = tokens * g.ranks * g.domains;
-    const std::int64_t experts = g.experts * g.ranks, token = 2 * g.width + 4 * experts; // experts of a domain
+    const std::int64_t experts = g.experts * g.ranks, token = 2 * g.width + 4 * experts; // experts: of a domain
     // Scales have their room whether tokens are quantized or not.
     std::int64_t bytes = all * (token + g.width / 128 * 4);
-    if (g.domains == 1) return static_cast<double>(bytes); // dispatch and combine share it
+    if (g.domains == 1) return static_cast<double>(bytes); // Both calls share it.
     bytes += all * token;
-    bytes += tokens * (2 * g.width + 4 * experts * g.domains); // that leave
-    bytes += 3 * tokens * (g.domains - 1) * token;             // of other domains: dispatched, summed up here, combined
+    bytes += tokens * (2 * g.width + 4 * experts * g.domains); // bytes of tokens that leave
+    bytes += 3 * tokens * (g.domains - 1) * token;             // others' tokens: dispatched, summed up here, combined
     return static_cast<double>(bytes);
 }
 
@@ -91,11 +91,11 @@ double deep_ep_buffers(std::int64_t width, std::int64_t ranks) {
     constexpr std::int64_t channels = 10, peers = 8, choices = 128;
     const std::int64_t nodes = divided_up(ranks, peers);
     const std::int64_t near = ranks <= 8 ? 256 : ranks <= 64 ? 288 : ranks <= 96 ? 480 : ranks <= 128 ? 560 : 720;
-    const std::int64_t far = ranks <= 16 ? 140 : ranks <= 64 ? 128 : 132; // whole chunks
-    const std::int64_t token = 2 * width + 8 + choices * (8 + 4 + 4); // with its source, choices, weights and scales
+    const std::int64_t far = ranks <= 16 ? 140 : ranks <= 64 ? 128 : 132; // tokens in whole chunks
+    const std::int64_t token = 2 * width + 8 + choices * (8 + 4 + 4); // bytes with source, choices, weights and scales
     std::int64_t bytes = channels * std::min(ranks, peers) * (4 * (2 * nodes + 3) + near * token);
     if (nodes > 1) bytes += channels * nodes * 2 * (4 * (2 * peers + 2) + far * (token + 16)) + (1 << 20);
-    return static_cast<double>(rounded(bytes, 128) + (32 << 20)); // and a workspace
+    return static_cast<double>(rounded(bytes, 128) + (32 << 20)); // The last term is a workspace.
 }
 
 namespace {

@@ -26,7 +26,7 @@ MemoryClass class_of(program::Storage storage) {
         return MemoryClass::transient;
     case program::Storage::input:
     case program::Storage::scalar:
-    case program::Storage::host: // lies outside of the arena
+    case program::Storage::host: // The host's memory lies outside of the arena.
         return MemoryClass::inputs;
     }
     return MemoryClass::inputs;
@@ -35,7 +35,7 @@ MemoryClass class_of(program::Storage storage) {
 // Saved tensors by chunk and by the layer whose backward reads them first.
 std::vector<SavedBlock> saved_blocks(const program::Program& program, const std::vector<Use>& use) {
     std::vector<SavedBlock> blocks;
-    std::map<std::tuple<int, int, bool, bool>, std::size_t> index; // (chunk, layer, from_dgrad, until_wgrad)
+    std::map<std::tuple<int, int, bool, bool>, std::size_t> index; // number by (chunk, layer, from_dgrad, until_wgrad)
     std::vector<bool> taken(program.tensors.size(), false);
     for (const program::Template& tmpl : program.templates) {
         if (tmpl.kind == plan::SlotKind::forward) continue;
@@ -57,7 +57,7 @@ std::vector<SavedBlock> saved_blocks(const program::Program& program, const std:
 }
 
 struct Pool {
-    std::int64_t bytes = 0; // of one instance
+    std::int64_t bytes = 0; // bytes of one instance
     int instances = 0;
     std::vector<int> free; // released instances, the last one is taken first
 };
@@ -128,7 +128,7 @@ private:
         const int micro_batch = program_.slots[slot].micro_batch,
                   instance = block.instance[static_cast<std::size_t>(micro_batch)];
         const bool last = last_.at({chunk(slot), micro_batch}) == slot;
-        const bool early = kind(slot) == plan::SlotKind::dgrad && !block.until_wgrad; // free since then
+        const bool early = kind(slot) == plan::SlotKind::dgrad && !block.until_wgrad; // dgrad has freed it
         const bool freed = !block.until_wgrad && kind(slot) == plan::SlotKind::wgrad;
         if (instance < 0 || freed || (!last && !early)) return;
         pools_[static_cast<std::size_t>(block.pool)].free.push_back(instance);
@@ -176,9 +176,9 @@ private:
     const program::Program& program_;
     std::vector<Pool> pools_;
     std::vector<std::vector<SavedBlock*>> of_chunk_;
-    std::vector<SavedBlock*> of_tensor_;              // none: not saved
-    std::map<int, Touches> touches_;                  // by template
-    std::map<std::pair<int, int>, std::size_t> last_; // (chunk, micro-batch) -> slot
+    std::vector<SavedBlock*> of_tensor_;              // block of each tensor; null: not saved
+    std::map<int, Touches> touches_;                  // touches by template
+    std::map<std::pair<int, int>, std::size_t> last_; // last slot by (chunk, micro-batch)
 };
 
 void place_saved(const program::Program& program, const std::vector<Use>& use, MemoryPlan& plan) {
@@ -241,8 +241,8 @@ MemoryPlan plan_memory(const program::Program& program) {
             if (t.storage != storage || t.base != program::no_tensor) continue;
             reserve(id, class_of(storage), storage == program::Storage::input && t.per_micro_batch ? micro_batches : 1);
         }
-    const std::int64_t states = plan.arena_bytes; // kept all the time
-    for (const bool visiting : {false, true}) // optimizer states first: a step that is run again has them there as well
+    const std::int64_t states = plan.arena_bytes; // bytes kept all the time
+    for (const bool visiting : {false, true}) // Optimizer states are first, where a step that is run again has them.
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
             const program::Tensor& t = program.tensors[id];
             if (t.storage != program::Storage::host || t.per_micro_batch != visiting) continue;

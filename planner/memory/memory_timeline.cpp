@@ -43,7 +43,7 @@ std::vector<std::vector<Span>> spans_of(const program::Program& program) {
 struct Step {
     double time;
     std::size_t memory_class;
-    double bytes; // negative: freed
+    double bytes; // bytes taken; negative: freed
 };
 
 // A saved block begins in the forward and ends in the backward of its micro-batch, or in a half of it.

@@ -63,7 +63,7 @@ std::int64_t pack(const program::Program& program, std::vector<std::pair<program
 
 namespace {
 
-using LastTouch = std::array<int, program::stream_count>; // by stream, -1 none
+using LastTouch = std::array<int, program::stream_count>; // last touch by stream, -1 = none
 
 // The last touch of each of the template's transients, by TensorId of the root.
 std::map<program::TensorId, LastTouch> last_touches(const program::Program& program, const program::Template& tmpl) {

@@ -13,7 +13,7 @@ namespace {
 
 // Weights and multiply-accumulates per token of one attention block.
 struct Count {
-    double weights = 0.0; // all parameters
+    double weights = 0.0; // number of all parameters
     double macs = 0.0;    // multiply-accumulates per token
 };
 
@@ -51,7 +51,7 @@ Count mla(const Attention& a, double h, double seq) {
     const double projections = query + a.kv_lora * (h + up + 1.0) + h * a.rope_dim + heads * a.v_dim * h;
     const double per_key = heads * (a.sparse() ? 2.0 * a.kv_lora + a.rope_dim : 1.0 * a.qk_dim + a.v_dim);
     const double core = keys_seen(a, static_cast<std::int64_t>(seq)) * per_key;
-    double bias = 0.0; // of the two down projections and the output projection
+    double bias = 0.0; // biases of the two down projections and the output projection
     if (a.qkv_bias) bias += a.q_lora + a.kv_lora + a.rope_dim;
     if (a.out_bias) bias += h;
     const Count picks = a.indexes() ? indexer(a, h, seq) : Count{};
@@ -152,7 +152,7 @@ LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
         return {outside + weights + bias, outside + weights + bias, core.macs + weights};
     }
     const Moe& moe = *kind.moe;
-    const double width = moe.latent > 0 ? static_cast<double>(moe.latent) : h; // of an expert's tokens
+    const double width = moe.latent > 0 ? static_cast<double>(moe.latent) : h; // width of an expert's tokens
     const double latent = moe.latent > 0 ? 2.0 * h * width : 0.0;
     const double routed = matrices * width * static_cast<double>(moe.ffn);
     const double bias = moe.expert_bias ? (matrices - 1.0) * static_cast<double>(moe.ffn) + width : 0.0;
@@ -199,7 +199,7 @@ ParameterCount count_parameters(const Model& model) {
     double mtp = 0.0;
     for (const int kind : model.mtp) mtp += kinds[static_cast<std::size_t>(kind)].total + mtp_projection(h);
     const auto whole = [](double count) {
-        constexpr double most = 9.2e18; // a count beyond 64 bits is reported as the largest one
+        constexpr double most = 9.2e18; // largest count: one beyond 64 bits is reported as this
         return count < most ? static_cast<std::int64_t>(count) : static_cast<std::int64_t>(most);
     };
     return {whole(total + mtp), whole(total), whole(active), whole(active - (model.tied_embeddings ? 0.0 : table))};

@@ -259,7 +259,7 @@ std::vector<Stage> stages(const Plan& plan) {
 }
 
 int layout_stage_count(const Plan& plan) {
-    constexpr std::size_t most_stages = 4096; // far above any pipeline
+    constexpr std::size_t most_stages = 4096; // most stages, far above any pipeline
     const std::size_t room = plan.model->layers.size() + plan.model->mtp.size() + 2 + most_stages;
     const std::string symbols = LayoutParser(plan.layout, room).expand();
     return 1 + static_cast<int>(std::count(symbols.begin(), symbols.end(), '|'));

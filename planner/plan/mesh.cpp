@@ -15,7 +15,7 @@ namespace {
 struct Word {
     const char* name;
     std::uint8_t bit;
-    int size[2]; // by Domain
+    int size[2]; // sizes by Domain
 };
 
 std::array<Word, 5> words(const Plan& p) {
@@ -70,7 +70,7 @@ std::int64_t product(const Plan& plan, Domain domain) {
         const int size = word.size[static_cast<int>(domain)];
         if (size < 1) refuse("{} is {}: must be 1 or more", word.name, size);
         world *= size;
-        if (world > plan.gpus) break; // also keeps the product within 64 bits
+        if (world > plan.gpus) break; // This also keeps the product within 64 bits.
     }
     return world;
 }
@@ -158,7 +158,7 @@ std::vector<int> Mesh::first_members(Group group, int modulus) const {
     for (const Axis& a : axes_[static_cast<int>(group.domain)]) {
         if ((a.bit & group.axes) != 0) continue;
         const std::vector<bool> before = found;
-        for (int i = 1; i < std::min(a.size, modulus); ++i) // more of them come round again
+        for (int i = 1; i < std::min(a.size, modulus); ++i) // More members come round again.
             for (int r = 0; r < modulus; ++r)
                 if (before[static_cast<std::size_t>(r)])
                     found[static_cast<std::size_t>((r + std::int64_t{i} * a.stride) % modulus)] = true;

@@ -14,10 +14,10 @@ bool may_overflow(const Plan& plan) {
 std::optional<Plan> overflow_retry_plan(const Plan& plan) {
     if (!may_overflow(plan)) return std::nullopt;
     Plan again = plan;
-    again.capacity = limits::most_capacity; // the worst case caps it, and scalars stay where they are
+    again.capacity = limits::most_capacity; // The worst case caps it, and scalars stay where they are.
     again.recompute = recompute::full;
     again.offload &= offload::optimizer;
-    again.ep_overlap = false; // a merged pair needs the workspace of both
+    again.ep_overlap = false; // A merged pair needs the workspace of both.
     return again;
 }
 

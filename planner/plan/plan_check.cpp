@@ -17,7 +17,7 @@
 namespace moe::plan {
 namespace {
 
-// `part` must divide `whole`; `counter` names the pair as "whole % part".
+// The number `part` must divide `whole`; `counter` names the pair as "whole % part".
 PlanFault divides(std::int64_t whole, const char* whole_name, std::int64_t part, const char* part_name,
                   const char* counter) {
     if (whole % part == 0) return {};
@@ -184,7 +184,7 @@ PlanFault check_stages(const Plan& plan) {
 
 PlanFault check_rank_order(const Plan& plan) {
     if (plan.rank_order == Plan{}.rank_order)
-        return {}; // pp outermost: the pipeline groups of both factorings are equal
+        return {}; // With pp outermost the pipeline groups of both factorings are equal.
     try {
         const Mesh mesh(plan);
     } catch (const Error& error) {

@@ -137,7 +137,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
 Json choices(const Plan& plan) {
     Json json;
     json["schema"] = schema::plan;
-    json["schema_version"] = schema_version; // what plans carried before they had a schema
+    json["schema_version"] = schema_version; // Plans carried it before they had a schema.
     json["stack"] = plan.stack;
     json["workload"] = {{"seq", plan.seq}, {"gbs", plan.gbs}, {"routing", plan.routing}};
     json["mesh"] = {

@@ -96,8 +96,8 @@ bool is_pairwise(OpKind kind) {
 
 Communicators communicators_of(const Program& program, const plan::Mesh& mesh) {
     const int stages = mesh.group_size({plan::Domain::dense, plan::axis::pipeline}), rank = first_rank(program, mesh);
-    std::map<std::pair<int, std::vector<int>>, bool> groups; // by stream and members: whether pairwise
-    std::map<std::array<int, 3>, bool> lines;                // by peer, tag and direction
+    std::map<std::pair<int, std::vector<int>>, bool> groups; // pairwise or not, by stream and members
+    std::map<std::array<int, 3>, bool> lines;                // lines by peer, tag and direction
     for (const Template& ops : program.templates)
         for (const Op& op : ops.ops) {
             if (!is_communication(op.kind)) continue;

@@ -145,9 +145,9 @@ bool quantizes(const Op& op, const Program& program) {
 
 std::string measured_key(const Op& op, const Program& program) {
     std::string key = to_string(op.kind) + form(op);
-    if (op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host) return key; // bytes are bytes
+    if (op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host) return key; // All bytes copy alike.
     const Tensor* first = first_tensor(op, program);
-    if (first != nullptr && first->dtype == Dtype::fp8_block) // messages go by their bytes
+    if (first != nullptr && first->dtype == Dtype::fp8_block) // Messages go by their bytes.
         return key + (is_communication(op.kind) ? ".bf16" : ".fp8-blockwise");
     if (first == nullptr || first->dtype != Dtype::bf16) return key;
     key += ".bf16";

@@ -39,7 +39,7 @@ FrequencyScale frequency_scale(const model::Model& model, int rotary_dim) {
     if (r.type == "llama3" && r.original_positions > 0)
         return {r.factor, r.low_freq_factor, r.high_freq_factor,
                 static_cast<double>(r.original_positions) / (2.0 * std::numbers::pi), 1.0};
-    if (r.type == "linear") return {r.factor, 1e9, 2e9, 0.0, 1.0}; // bounds beyond every pair: none is kept
+    if (r.type == "linear") return {r.factor, 1e9, 2e9, 0.0, 1.0}; // The bounds lie beyond every pair: none is kept.
     return {};
 }
 

@@ -31,7 +31,7 @@ struct Remedy {
 struct Infeasibility {
     std::vector<Obstacle> obstacles;  // most candidates first
     std::vector<TightConfig> closest; // the mappings that need least, ascending; at most ten
-    std::vector<Remedy> remedies;     // those that help: nearest value of each
+    std::vector<Remedy> remedies;     // remedies that help: nearest value of each
 };
 // Explains a request that search() refuses.
 Infeasibility explain_request(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);

@@ -15,14 +15,14 @@
 namespace moe::search {
 namespace {
 
-constexpr std::size_t modules = 7; // of activations: those below offload::optimizer
+constexpr std::size_t modules = 7; // number of modules of activations: those below offload::optimizer
 static_assert(1U << modules == plan::offload::optimizer);
 constexpr std::size_t sets_kept = 1, sets_tried = 8;
 // Pairs of the states that go to the host and the share of memory that the rest may take: the set that moves fewest
 // bytes need not be the fastest, and a little less memory makes it another one.
 constexpr std::pair<unsigned, double> room[] = {
     {0U, 1.0}, {0U, 0.9}, {plan::offload::optimizer, 1.0}, {plan::offload::optimizer, 0.9}};
-constexpr double sums_are_near = 0.98; // a set may spare a little more than the sum of its modules
+constexpr double sums_are_near = 0.98; // share of the sum: a set may spare a little more than its modules
 
 // Bytes of the plan with a set of offloaded modules; infinite where that is unsound or cannot be priced.
 double bytes_with(plan::Plan plan, unsigned set, const stack::Stack& stack, Estimator& estimator) {
@@ -50,7 +50,7 @@ std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::St
     const double memory = plan.hardware->memory_bytes, link = plan.hardware->host.bandwidth;
     const double bytes = bytes_with(plan, 0, stack, estimator);
     if (bytes <= memory || link <= 0.0) return result;
-    std::array<double, modules> saved_bytes{}; // by each alone; nothing by those that cannot be offloaded
+    std::array<double, modules> saved_bytes{}; // bytes saved by each module alone; 0 for those that cannot be offloaded
     for (std::size_t i = 0; i < modules; ++i)
         saved_bytes[i] = std::max(0.0, bytes - bytes_with(plan, 1U << i, stack, estimator));
     // Bytes are saved once for each micro-batch that is held; all micro-batches go and come back.

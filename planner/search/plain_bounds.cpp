@@ -18,7 +18,7 @@ public:
         return static_cast<int>(stages_.size()) - 1;
     }
     LowerBound bound(int layers, int stages) override {
-        if (layers < 0) return {}; // of early_layers() and coarse_layers()
+        if (layers < 0) return {}; // Early and coarse handles have no costs here.
         plan::Plan plan = layers_[static_cast<std::size_t>(layers)];
         const plan::Plan& cut = stages_[static_cast<std::size_t>(stages)];
         plan.pp = cut.pp;

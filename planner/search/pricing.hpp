@@ -19,7 +19,7 @@ struct Estimate {
     double tflops_per_gpu = 0.0; // model FLOPs
     double tokens_per_second_per_gpu = 0.0;
     double memory_bytes = 0.0; // peak over ranks, constants included
-    double host_bytes = 0.0;   // of a rank's offloaded tensors on the host; 0 in closed forms
+    double host_bytes = 0.0;   // bytes of a rank's offloaded tensors on the host; 0 in closed forms
     bool fits = true;          // both are within the hardware's memories
     Breakdown breakdown;
 };
@@ -27,13 +27,13 @@ struct Estimate {
 // The closed form of an estimate: neither number lies above the estimate's by more than the margins below.
 struct LowerBound {
     double step_seconds = 0.0;
-    double memory_bytes = 0.0; // as Estimator::memory_bytes()
+    double memory_bytes = 0.0; // bytes as Estimator::memory_bytes()
 };
 
-// Shares of themselves by which quotes may lie above estimates; tests hold the simulator's to them.
+// Relative tolerances: bound <= (1 + margin) * estimate; see tests/simulator/bound/bound_test.cpp.
 inline constexpr double bound_time_margin = 0.0075, bound_memory_margin = 0.002;
 
-// Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
+// Bounds plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
 // layers and batch are cut. Handles hold until forget(). For one thread and one search: its plans differ in what
 // SearchSpace varies. All throw Error (bad_input) for what cannot be priced.
 class BoundModel {
@@ -58,8 +58,8 @@ public:
     virtual int early_layer_costs(const plan::Plan& plan) = 0;
     // A handle as from layer_costs(), cheaper for FSDP: its bounds are no greater.
     virtual int coarse_layer_costs(const plan::Plan& plan) = 0;
-    // Numbers that make plans slower: of two plans without recomputation and with the same EP overlap the one for which
-    // none is greater is no slower with any cut.
+    // If every entry of key(a) is <= that of key(b), plan a is at least as fast as plan b for every stage split. Holds
+    // for plans without recomputation and with equal EP overlap.
     virtual std::vector<double> dominance_key(int layers) = 0;
     // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
     // evenly over the ranks.

@@ -32,7 +32,7 @@ constexpr std::size_t played_together = 8;
 // Shares by which plays may differ from closed forms, or variants from each other; that delayed weight gradients gain
 // at most where copies keep them waiting; and by which each further set of modules of a plan promises less.
 constexpr double apart = 1.02, most_by_delay = 1.04, next_set = 1.002;
-constexpr int most_rounds = 3; // of plans whose offloaded modules are changed one by one, and how many of the list
+constexpr int most_rounds = 3; // rounds that change offloaded modules one by one; plans_of_rounds: plans in them
 constexpr std::size_t plans_of_rounds = 3;
 constexpr std::size_t most_vain = 8; // groups that bring no faster plan, after which no other is tried
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
@@ -49,7 +49,7 @@ public:
           stack_(stack),
           estimator_(estimator),
           threads_(thread_count(request.threads)),
-          podium_(static_cast<std::size_t>(std::max(request.top, fewest_refined)), request.similar) {
+          top_plans_(static_cast<std::size_t>(std::max(request.top, fewest_refined)), request.similar) {
         if (shown_ >= 1) request_.top = std::max(shown_, fewest_refined);
     }
 
@@ -63,18 +63,18 @@ public:
         const std::vector<plan::Plan> found = plans_of(result_);
         play(found, false);
         play(with_split_backwards(found));
-        if (podium_.plans().empty()) // the rest starts from a plan that fits, whatever it takes
+        if (top_plans_.plans().empty()) // The rest starts from a plan that fits, whatever it takes.
             if (const std::optional<plan::Plan> thrifty = fitting_plan(space, stack_, estimator_)) play({*thrifty});
         if (offloads()) {
             play_host_states(tight ? reach() : least());
-            if (!podium_.plans().empty()) play_offloaded();
+            if (!top_plans_.plans().empty()) play_offloaded();
         }
-        if (podium_.plans().empty()) {
+        if (top_plans_.plans().empty()) {
             if (found.empty()) refuse_search(request_, stack_, estimator_, space, exploration.failure);
             refuse_host_memory();
         }
         play(with_delayed_wgrad());
-        result_.plans = podium_.plans();
+        result_.plans = top_plans_.plans();
         while (result_.plans.size() > static_cast<std::size_t>(shown_)) result_.plans.pop_back();
         result_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
         return std::move(result_);
@@ -122,8 +122,8 @@ private:
             result_.evaluated += fresh ? 1 : 0;
             result_.priced += fresh ? 1 : 0;
             nearest_.add({plans[i], *played[i]});
-            const double limit = podium_.limit(parallel_config_of(plans[i]));
-            if (played[i]->step_seconds < (1.0 - least_gain) * limit) podium_.add({plans[i], *played[i]});
+            const double limit = top_plans_.limit(parallel_config_of(plans[i]));
+            if (played[i]->step_seconds < (1.0 - least_gain) * limit) top_plans_.add({plans[i], *played[i]});
         }
         if (!request_.progress) return;
         std::int64_t pruned = 0;
@@ -156,7 +156,7 @@ private:
     std::vector<plan::Plan> with_delayed_wgrad() const {
         std::vector<plan::Plan> result;
         if (pinned("delay_wgrad")) return result;
-        std::vector<Ranked> all = podium_.plans();
+        std::vector<Ranked> all = top_plans_.plans();
         for (const Ranked& ranked : nearest_.plans())
             if (ranked.second.step_seconds < apart * least()) all.push_back(ranked);
         std::sort(all.begin(), all.end(), better);
@@ -199,7 +199,7 @@ private:
         const double seconds = offloaded->second.step_seconds;
         if (kept && faster * kept->second.step_seconds < seconds) return none;
         play({offloaded->first});
-        return podium_.plans().empty() ? none : near * least();
+        return top_plans_.plans().empty() ? none : near * least();
     }
 
     // Optimizer states on the host have a closed form, so that plans which have them there are searched as others are.
@@ -214,7 +214,7 @@ private:
     // Plans that more memory has room for and that would be faster than any so far. Choices of communication are those
     // of the best plan, which more memory does not change; where they have no meaning for a plan, it is as it is.
     std::vector<Ranked> of_larger_memories() const {
-        const plan::Plan& best = podium_.plans().front().first;
+        const plan::Plan& best = top_plans_.plans().front().first;
         SearchRequest larger = request_;
         larger.progress = {};
         larger.top = plans_of_each;
@@ -247,8 +247,8 @@ private:
         if (pinned("recompute")) return result;
         const std::vector<unsigned> sets = SearchSpace::every_set(request_.base.model, stack_);
         const std::unique_ptr<BoundModel> bounds = estimator_.bound_model();
-        for (std::size_t i = 0; i < std::min(lighter_plans, podium_.plans().size()); ++i) {
-            const auto& [found, estimate] = podium_.plans()[i];
+        for (std::size_t i = 0; i < std::min(lighter_plans, top_plans_.plans().size()); ++i) {
+            const auto& [found, estimate] = top_plans_.plans()[i];
             if (found.recompute == 0) continue;
             std::vector<Ranked> faster;
             for (const unsigned set : sets) {
@@ -261,7 +261,7 @@ private:
                     if (bound.step_seconds >= estimate.step_seconds) continue;
                     faster.emplace_back(std::move(plan), Estimate{});
                     faster.back().second.step_seconds = bound.step_seconds;
-                } catch (const Error& error) { // without a price it is of no use
+                } catch (const Error& error) { // Without a price the plan is of no use.
                     if (error.fault() != Fault::bad_input) throw;
                 }
             }
@@ -275,13 +275,13 @@ private:
     static bool same_plan(const Ranked& a, const Ranked& b) { return plan::differences(a.first, b.first).empty(); }
     // Step seconds that a plan must promise to stay below.
     double reach() const {
-        constexpr double farthest = 1.05; // over the best: what is beyond is not worth the time of another mapping
-        if (podium_.plans().empty()) return podium_.worst();
-        return std::min(podium_.worst(), farthest * podium_.plans().front().second.step_seconds);
+        constexpr double farthest = 1.05; // share of the best's seconds; beyond it no mapping is worth the time
+        if (top_plans_.plans().empty()) return top_plans_.worst();
+        return std::min(top_plans_.worst(), farthest * top_plans_.plans().front().second.step_seconds);
     }
 
     double least() const {
-        return podium_.plans().empty() ? podium_.worst() : podium_.plans().front().second.step_seconds;
+        return top_plans_.plans().empty() ? top_plans_.worst() : top_plans_.plans().front().second.step_seconds;
     }
 
     // Plans that are too large come into memory by offload, and take no less than without, nor than its copies do. The
@@ -294,7 +294,7 @@ private:
         std::vector<std::vector<Ranked>> ways(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
             const Ranked& ranked = plans[i];
-            double sets = 1.0; // a further one promises less by this factor
+            double sets = 1.0; // sets: a further one promises less by this factor
             for (OffloadFit& fit : offloaded_to_fit(ranked.first, stack_, estimator_)) {
                 const auto add = [&](const plan::Plan& way, double gain) {
                     ways[i].push_back({way, ranked.second});
@@ -324,7 +324,7 @@ private:
     std::vector<plan::Plan> with_other_offload() const {
         std::vector<plan::Plan> result;
         std::size_t left = plans_of_rounds;
-        for (const auto& [found, estimate] : podium_.plans()) {
+        for (const auto& [found, estimate] : top_plans_.plans()) {
             if (found.offload == 0 || estimate.step_seconds > most_by_delay * least()) continue;
             if (left-- == 0) break;
             for (unsigned module = 1; module <= plan::offload::optimizer; module *= 2) {
@@ -351,14 +351,14 @@ private:
         for (std::size_t i = 0; i < plans.size() && vain < most_vain; ++i) {
             const auto& [plan, bound] = plans[i];
             if (bound.step_seconds >= seconds) break;
-            if (bound.step_seconds < podium_.limit(parallel_config_of(plan))) batch.push_back(plan);
+            if (bound.step_seconds < top_plans_.limit(parallel_config_of(plan))) batch.push_back(plan);
             if (batch.size() < played_together && i + 1 < plans.size()) continue;
             vain += play_for_less(batch) ? 0 : 1;
             seconds = vain == 0 ? reach() : least();
         }
         play(batch);
     }
-    // Whether one of them is faster than all before.
+    // Tells whether a plan of the batch is faster than all before.
     bool play_for_less(std::vector<plan::Plan>& batch) {
         const double before = least();
         play(batch);
@@ -371,10 +371,10 @@ private:
     const stack::Stack& stack_;
     Estimator& estimator_;
     std::size_t threads_;
-    TopK podium_;
-    TopK nearest_{12, true}; // of all that were played, whatever their mappings
+    TopK top_plans_;
+    TopK nearest_{12, true}; // best plans of all that were played, whatever their mappings
     SearchResult result_;
-    double least_on_host_ = std::numeric_limits<double>::infinity(); // bytes, of the plans that did not fit when played
+    double least_on_host_ = std::numeric_limits<double>::infinity(); // fewest bytes of played plans that did not fit
 };
 
 } // namespace

@@ -44,24 +44,24 @@ private:
     std::int64_t rejected_;
 };
 
-// Prices candidates, several at a time, and keeps the podium and the counts of those that turn out not to fit.
+// Prices candidates, several at a time, and keeps the top plans and the counts of those that turn out not to fit.
 class Pricer {
 public:
-    Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<BoundModel>>& quoters,
+    Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<BoundModel>>& bound_models,
            SearchResult& result, SearchFailure& failure)
-        : space_(space), estimator_(estimator), quoters_(quoters), result_(result), failure_(failure) {}
+        : space_(space), estimator_(estimator), bound_models_(bound_models), result_(result), failure_(failure) {}
 
-    // The results do not depend on the number of threads: the podium changes when all are priced.
-    void price(const std::vector<Candidate>& candidates, TopK& podium) {
+    // The results do not depend on the number of threads: the top plans change when all are priced.
+    void price(const std::vector<Candidate>& candidates, TopK& top_plans) {
         std::vector<Priced> priced(candidates.size());
-        in_parallel(candidates.size(), quoters_.size(), [&](std::size_t worker, std::size_t i) {
+        in_parallel(candidates.size(), bound_models_.size(), [&](std::size_t worker, std::size_t i) {
             const Candidate& c = candidates[i];
             priced[i] = price(plan_of(space_, c), [&](const plan::Plan& plan) {
-                return c.seconds > 0.0 &&
-                       least_seconds(quoters_[worker]->merged_step_bound(plan)) > podium.limit(parallel_config_of(c));
+                return c.seconds > 0.0 && least_seconds(bound_models_[worker]->merged_step_bound(plan)) >
+                                              top_plans.limit(parallel_config_of(c));
             });
         });
-        take(priced, podium);
+        take(priced, top_plans);
     }
 
 private:
@@ -69,8 +69,8 @@ private:
         plan::Plan plan;
         std::optional<Estimate> estimate;
         plan::PlanFault fault{"memory", "memory"};
-        double bytes = 0.0;  // of a plan that does not fit
-        bool beaten = false; // its mapping or the podium already has something faster
+        double bytes = 0.0;  // bytes of a plan that does not fit
+        bool beaten = false; // whether its mapping or the list already has something faster
     };
 
     template <class Beaten>
@@ -98,12 +98,12 @@ private:
         return p;
     }
 
-    void take(std::vector<Priced>& priced, TopK& podium) {
+    void take(std::vector<Priced>& priced, TopK& top_plans) {
         for (Priced& p : priced) {
             if (p.beaten) continue;
             result_.priced += p.estimate ? 1 : 0;
             if (p.estimate && p.estimate->fits) {
-                podium.add({std::move(p.plan), *p.estimate});
+                top_plans.add({std::move(p.plan), *p.estimate});
                 continue;
             }
             --result_.evaluated;
@@ -114,45 +114,45 @@ private:
 
     const SearchSpace& space_;
     Estimator& estimator_;
-    const std::vector<std::unique_ptr<BoundModel>>& quoters_; // one for each thread
+    const std::vector<std::unique_ptr<BoundModel>>& bound_models_; // bound models, one for each thread
     SearchResult& result_;
     SearchFailure& failure_;
 };
 
 constexpr std::size_t priced_together = 16;
 
-// Prices the candidates of lowest quotes, and drops those that are above their mapping's limit on the way: they give
+// Prices the candidates of lowest bounds, and drops those that are above their mapping's limit on the way: they give
 // later rounds something to beat. At first one of each mapping.
-void price_best(std::vector<Candidate>& candidates, Pricer& pricer, TopK& podium) {
-    const bool few = podium.plans().size() < podium.most();
+void price_best(std::vector<Candidate>& candidates, Pricer& pricer, TopK& top_plans) {
+    const bool few = top_plans.plans().size() < top_plans.most();
     std::sort(candidates.begin(), candidates.end(), sooner);
     std::set<ParallelConfigKey> seen;
     std::vector<Candidate> batch;
     auto kept = candidates.begin(), next = kept;
     for (; next != candidates.end() && batch.size() < priced_together; ++next) {
         const ParallelConfigKey mapping = parallel_config_of(*next);
-        if (few && !seen.insert(podium.place_of(mapping)).second)
+        if (few && !seen.insert(top_plans.place_of(mapping)).second)
             *kept++ = *next;
-        else if (least_seconds(next->seconds) <= podium.limit(mapping))
+        else if (least_seconds(next->seconds) <= top_plans.limit(mapping))
             batch.push_back(*next);
     }
     candidates.erase(kept, next);
-    pricer.price(batch, podium);
+    pricer.price(batch, top_plans);
 }
 
-// Prices candidates from the soonest on, until no quote is below the limit of its mapping.
-void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, TopK& podium) {
+// Prices candidates from the soonest on, until no bound is below the limit of its mapping.
+void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, TopK& top_plans) {
     std::sort(candidates.begin(), candidates.end(), sooner);
     std::vector<Candidate> batch;
     for (std::size_t i = 0; i < candidates.size(); ++i) {
         const double least = least_seconds(candidates[i].seconds);
-        if (least > podium.worst()) break;
-        if (least <= podium.limit(parallel_config_of(candidates[i]))) batch.push_back(candidates[i]);
+        if (least > top_plans.worst()) break;
+        if (least <= top_plans.limit(parallel_config_of(candidates[i]))) batch.push_back(candidates[i]);
         if (batch.size() < priced_together && i + 1 < candidates.size()) continue;
-        pricer.price(batch, podium);
+        pricer.price(batch, top_plans);
         batch.clear();
     }
-    pricer.price(batch, podium);
+    pricer.price(batch, top_plans);
 }
 
 // True for branches that are often near the best: they come first, so that there is something to beat.
@@ -163,13 +163,14 @@ bool usual(const SearchNode& branch) {
 
 // All branches, the usual ones first, then the lowest floor first.
 template <class Merge>
-std::vector<SearchNode> survey_all(const SearchSpace& space, const std::vector<std::unique_ptr<BoundModel>>& quoters,
+std::vector<SearchNode> survey_all(const SearchSpace& space,
+                                   const std::vector<std::unique_ptr<BoundModel>>& bound_models,
                                    const SearchRequest& request, const Merge& merge) {
     const std::vector<LayerOptions>& families = space.layer_options();
     std::vector<Found> found(families.size());
     std::vector<std::vector<SearchNode>> parts(families.size());
-    in_parallel(families.size(), quoters.size(), [&](std::size_t worker, std::size_t i) {
-        parts[i] = survey(space, families[i], *quoters[worker], request.exhaustive, found[i]);
+    in_parallel(families.size(), bound_models.size(), [&](std::size_t worker, std::size_t i) {
+        parts[i] = survey(space, families[i], *bound_models[worker], request.exhaustive, found[i]);
     });
     merge(found);
     std::vector<SearchNode> branches;
@@ -190,13 +191,13 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
     SearchResult& result = exploration.result;
     SearchFailure& failure = exploration.failure;
     failure.rejected = space.rejected();
-    TopK podium(static_cast<std::size_t>(request.top), request.similar, slowest, by_micro_batch);
+    TopK top_plans(static_cast<std::size_t>(request.top), request.similar, slowest, by_micro_batch);
     Progress progress(request, failure.rejected.total());
     const std::size_t threads = thread_count(request.threads);
-    std::vector<std::unique_ptr<BoundModel>> quoters(threads);
-    for (std::unique_ptr<BoundModel>& bound_model : quoters) bound_model = estimator.bound_model();
+    std::vector<std::unique_ptr<BoundModel>> bound_models(threads);
+    for (std::unique_ptr<BoundModel>& bound_model : bound_models) bound_model = estimator.bound_model();
 
-    Pricer pricer(space, estimator, quoters, result, failure);
+    Pricer pricer(space, estimator, bound_models, result, failure);
     std::vector<Candidate> candidates;
 
     const auto merge = [&](const std::vector<Found>& parts) {
@@ -206,31 +207,31 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
             if (part.smallest) failure.note(*part.smallest, part.least_memory);
         }
     };
-    const std::vector<SearchNode> branches = survey_all(space, quoters, request, merge);
+    const std::vector<SearchNode> branches = survey_all(space, bound_models, request, merge);
 
     // Branches of a round see the plans found in earlier rounds only, so that neither the plans nor the counts depend
     // on the number of threads. The most promising come first; rounds grow as there is more to go by.
     constexpr std::size_t first_round = 4, largest_round = 64;
     std::size_t done = 0;
     for (std::size_t round = first_round; done < branches.size(); round = std::min(2 * round, largest_round)) {
-        if (!usual(branches[done]) && least_seconds(branches[done].floor) > podium.worst()) break;
+        if (!usual(branches[done]) && least_seconds(branches[done].floor) > top_plans.worst()) break;
         std::vector<Found> found(std::min(round, branches.size() - done));
         in_parallel(found.size(), threads, [&](std::size_t worker, std::size_t i) {
-            found[i] = search_node(space, branches[done + i], *quoters[worker], podium, request.exhaustive);
+            found[i] = search_node(space, branches[done + i], *bound_models[worker], top_plans, request.exhaustive);
             progress.add(found[i]);
         });
         done += found.size();
         merge(found);
         for (const Found& part : found)
             candidates.insert(candidates.end(), part.candidates.begin(), part.candidates.end());
-        if (!request.exhaustive) price_best(candidates, pricer, podium);
+        if (!request.exhaustive) price_best(candidates, pricer, top_plans);
     }
     std::int64_t bound = 0;
     for (; done < branches.size(); ++done) bound += candidates_of(space, branches[done], branches[done].roots.size());
     failure.rejected.add({"bound", "bound"}, bound);
-    price_in_order(std::move(candidates), pricer, podium);
+    price_in_order(std::move(candidates), pricer, top_plans);
     for (const auto& [counter, reason] : failure.rejected.reasons) result.pruned[counter] = reason.count;
-    result.plans = podium.plans();
+    result.plans = top_plans.plans();
     result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     return exploration;
 }

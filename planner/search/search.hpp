@@ -27,8 +27,8 @@ struct SearchRequest {
 };
 
 struct SearchResult {
-    std::int64_t evaluated = 0;                 // candidates quoted that fit
-    std::int64_t priced = 0;                    // of those, the ones that could still win, by the estimator
+    std::int64_t evaluated = 0;                 // candidates whose bound fits
+    std::int64_t priced = 0;                    // candidates of them that the estimator priced, as they could still win
     std::map<std::string, std::int64_t> pruned; // reason -> candidates
     double seconds = 0.0;
     std::vector<std::pair<plan::Plan, Estimate>> plans; // fastest first, at most `top`

@@ -1,13 +1,13 @@
-// Quotes the plans of one branch, or counts them under the reason that excludes them.
+// Bounds the plans of one branch, or counts them under the reason that excludes them.
 //
-// Bounds. A plan whose quote, less the tested margin, exceeds what its mapping needs for a place on the podium is never
-// priced. Before plans are quoted at all, floors leave out whole roots: layers whose work, spread evenly over all
-// ranks, takes longer than the last place of the podium lose with every cut; with recomputed modules they take longer
+// Bounds. A plan whose lower bound, less the tested margin, exceeds what its mapping needs for a place in the list is
+// never priced. Before plans are bounded at all, floors leave out whole roots: layers whose work, spread evenly over
+// all ranks, takes longer than the last of the top plans lose with every cut; with recomputed modules they take longer
 // still, so that the floor without any holds for every set of them.
 //
 // Dominance. Where a plan fits, so does no faster one that recomputes more: a recomputed op takes its time and gives
 // nothing but memory. Where a plan is too large, so is one that recomputes less: what recomputation works in for one
-// layer, the other keeps for every layer under way (tests hold quotes to it, within their margin). Moments in BF16 take
+// layer, the other keeps for every layer under way (tests hold bounds to it, within their margin). Moments in BF16 take
 // fewer bytes and less time than in FP32.
 #include "planner/search/search_branch.hpp"
 
@@ -19,25 +19,25 @@
 namespace moe::search {
 namespace {
 
-constexpr int unasked = -2; // handles
+constexpr int unasked = -2; // handle of what was not asked for
 
 class BranchSearch {
 public:
-    BranchSearch(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& podium,
+    BranchSearch(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& top_plans,
                  bool exhaustive)
         : space_(space),
           branch_(branch),
           family_(*branch.layer_options),
           any_(branch.shapes->front()),
           roots_(space.roots(family_.tp, family_.cp, family_.ep, family_.etp, any_.parallel_config->pp)),
-          quoter_(bound_model),
-          podium_(podium),
+          bound_model_(bound_model),
+          top_plans_(top_plans),
           exhaustive_(exhaustive),
           optimizers_(static_cast<std::int64_t>(space.optimizers().size())),
           choices_(static_cast<std::int64_t>(space.recompute_sets().size()) * optimizers_),
           like_(space.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp, any_.parallel_config->pp)),
           early_(roots_.size(), unasked),
-          slowness_(roots_.size()),
+          dominance_keys_(roots_.size()),
           stages_(2 * branch.shapes->size(), unasked) {}
 
     Found run() {
@@ -66,7 +66,7 @@ private:
         return {
             0.0, branch_.mbs, &family_, shape(s), static_cast<std::uint16_t>(root), static_cast<std::uint16_t>(set)};
     }
-    bool hopeless(double seconds) const { return !exhaustive_ && least_seconds(seconds) > podium_.worst(); }
+    bool hopeless(double seconds) const { return !exhaustive_ && least_seconds(seconds) > top_plans_.worst(); }
     bool too_large(double bytes) const {
         return bytes * (1.0 - bound_memory_margin) > space_.base().hardware->memory_bytes;
     }
@@ -126,21 +126,21 @@ private:
         if (early == unasked) {
             plan::Plan plan = plan_at(typical_, root, 0);
             plan.recompute = 0;
-            early = quoter_.early_layer_costs(plan);
+            early = bound_model_.early_layer_costs(plan);
         }
         std::vector<std::size_t> left;
-        if (hopeless(quoter_.step_bound(early))) {
+        if (hopeless(bound_model_.step_bound(early))) {
             bound_ += static_cast<std::int64_t>(shapes.size()) * sets * optimizers_;
             return left;
         }
         for (const std::size_t s : shapes) {
             try {
-                const LowerBound least = quoter_.bound(early, stages(s, root));
+                const LowerBound least = bound_model_.bound(early, stages(s, root));
                 if (too_large(least.memory_bytes)) {
                     memory_ += sets * optimizers_;
                     note(s, root, 0, least.memory_bytes);
                 } else if (least_seconds(least.step_seconds) >
-                           podium_.limit(parallel_config_of(candidate(s, root, 0)))) {
+                           top_plans_.limit(parallel_config_of(candidate(s, root, 0)))) {
                     bound_ += sets * optimizers_;
                 } else {
                     left.push_back(s);
@@ -164,7 +164,7 @@ private:
         std::vector<std::size_t> sets = sets_beside(root, chunks).sound;
         for (const std::size_t other : open) {
             if (other == root || like_[other] != like_[root]) continue;
-            const std::vector<double>&a = slowness(other), &b = slowness(root);
+            const std::vector<double>&a = dominance_key(other), &b = dominance_key(root);
             if (!covers(a, b) || (other > root && covers(b, a))) continue;
             const std::vector<std::size_t>& better = sets_beside(other, chunks).sound;
             std::erase_if(
@@ -175,14 +175,14 @@ private:
     static bool covers(const std::vector<double>& a, const std::vector<double>& b) {
         return std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) { return x <= y; });
     }
-    const std::vector<double>& slowness(std::size_t root) {
-        std::optional<std::vector<double>>& known = slowness_[root];
+    const std::vector<double>& dominance_key(std::size_t root) {
+        std::optional<std::vector<double>>& known = dominance_keys_[root];
         if (known) return *known;
         known.emplace();
         try {
-            known = quoter_.dominance_key(layers(root, 0, true));
+            known = bound_model_.dominance_key(layers(root, 0, true));
         } catch (const Error& error) {
-            if (error.fault() != Fault::bad_input) throw; // comes up again where it is quoted
+            if (error.fault() != Fault::bad_input) throw; // The fault comes up again where the set is bounded.
         }
         return *known;
     }
@@ -190,11 +190,11 @@ private:
     int layers(std::size_t root, unsigned modules, bool coarse = false) {
         plan::Plan plan = plan_at(typical_, root, 0);
         plan.recompute = modules;
-        return coarse ? quoter_.coarse_layer_costs(plan) : quoter_.layer_costs(plan);
+        return coarse ? bound_model_.coarse_layer_costs(plan) : bound_model_.layer_costs(plan);
     }
     int stages(std::size_t s, std::size_t root) {
         int& handle = stages_[2 * s + (roots_[root].fsdp ? 1 : 0)];
-        if (handle == unasked) handle = quoter_.stage_split(plan_at(s, root, 0));
+        if (handle == unasked) handle = bound_model_.stage_split(plan_at(s, root, 0));
         return handle;
     }
 
@@ -203,7 +203,7 @@ private:
         const auto first = sets.begin() + (space_.recompute_sets()[sets.front()] == 0 ? 1 : 0);
         const std::int64_t others = static_cast<std::int64_t>(sets.end() - first) * optimizers_;
         if (first != sets.begin()) {
-            const std::vector<Verdict> plain = quote_set(root, shapes, sets.front());
+            const std::vector<Verdict> plain = bound_set(root, shapes, sets.front());
             std::vector<std::size_t> large;
             for (std::size_t i = 0; i < shapes.size(); ++i) {
                 if (plain[i] == Verdict::fits) dominated_ += others;
@@ -221,15 +221,15 @@ private:
             if (const std::optional<std::size_t> second = largest_of(rest)) {
                 const std::vector<std::size_t> tight =
                     take_large(root, *second, shapes, static_cast<std::int64_t>(rest.size()) * optimizers_);
-                quote_sets(root, tight, {*largest});
+                bound_sets(root, tight, {*largest});
             }
         }
-        quote_sets(root, shapes, {first, sets.end()});
+        bound_sets(root, shapes, {first, sets.end()});
     }
 
     // Every set for every shape, but for those that recompute more than one that fits.
-    void quote_sets(std::size_t root, const std::vector<std::size_t>& shapes, const std::vector<std::size_t>& sets) {
-        std::vector<std::vector<unsigned>> fitting(shapes.size()); // modules that they recompute
+    void bound_sets(std::size_t root, const std::vector<std::size_t>& shapes, const std::vector<std::size_t>& sets) {
+        std::vector<std::vector<unsigned>> fitting(shapes.size()); // modules recomputed by sets that fit
         for (const std::size_t set : sets) {
             const unsigned modules = covered(set);
             const auto dominated = [modules](const std::vector<unsigned>& sets_that_fit) {
@@ -243,18 +243,18 @@ private:
                 indices.push_back(i);
             }
             dominated_ += static_cast<std::int64_t>(shapes.size() - open.size()) * optimizers_;
-            const std::vector<Verdict> verdicts = quote_set(root, open, set);
+            const std::vector<Verdict> verdicts = bound_set(root, open, set);
             for (std::size_t i = 0; i < open.size(); ++i)
                 if (verdicts[i] != Verdict::large) fitting[indices[i]].push_back(modules);
         }
     }
 
-    // large: or not priced. slow: no plan of these layers and this cut wins, whatever fits; not always counted as
-    // evaluated.
+    // large: too large, or not priced. slow: no plan of these layers and this cut wins, whatever fits; not always
+    // counted as evaluated.
     enum class Verdict : std::uint8_t { fits, large, slow };
-    // Quotes one set with each shape. FSDP's layers differ with every set: floors of theirs that are cheaper come
+    // Bounds one set with each shape. FSDP's layers differ with every set: floors of theirs that are cheaper come
     // first.
-    std::vector<Verdict> quote_set(std::size_t root, const std::vector<std::size_t>& shapes, std::size_t set) {
+    std::vector<Verdict> bound_set(std::size_t root, const std::vector<std::size_t>& shapes, std::size_t set) {
         std::vector<Verdict> verdicts(shapes.size(), Verdict::fits);
         for (const bool coarse : {true, false}) {
             const auto open = std::count(verdicts.begin(), verdicts.end(), Verdict::fits);
@@ -266,7 +266,7 @@ private:
             int handle = 0;
             try {
                 handle = layers(root, space_.recompute_sets()[set], coarse);
-                if (hopeless(quoter_.step_bound(handle))) {
+                if (hopeless(bound_model_.step_bound(handle))) {
                     bound_ += open * optimizers_;
                     return all(Verdict::slow);
                 }
@@ -275,7 +275,7 @@ private:
                 return all(Verdict::large);
             }
             for (std::size_t i = 0; i < shapes.size(); ++i)
-                if (verdicts[i] == Verdict::fits) verdicts[i] = quote(root, shapes[i], set, handle, coarse);
+                if (verdicts[i] == Verdict::fits) verdicts[i] = bound_plan(root, shapes[i], set, handle, coarse);
         }
         return verdicts;
     }
@@ -290,7 +290,7 @@ private:
         try {
             const int thrifty = layers(root, space_.recompute_sets()[set], true);
             std::erase_if(shapes, [&](std::size_t s) {
-                const double bytes = quoter_.bound(thrifty, stages(s, root)).memory_bytes;
+                const double bytes = bound_model_.bound(thrifty, stages(s, root)).memory_bytes;
                 if (!too_large(bytes * (1.0 - bound_memory_margin))) return false;
                 memory_ += each;
                 note(s, root, set, bytes);
@@ -298,7 +298,7 @@ private:
                 return true;
             });
         } catch (const Error& error) {
-            if (error.fault() != Fault::bad_input) throw; // counted where the set is quoted
+            if (error.fault() != Fault::bad_input) throw; // The fault is counted where the set is bounded.
         }
         return taken;
     }
@@ -319,21 +319,21 @@ private:
         return modules;
     }
 
-    // Quotes the plan with the smallest optimizer states; the others are worse in either case.
-    Verdict quote(std::size_t root, std::size_t s, std::size_t set, int layers, bool coarse = false) {
-        LowerBound quote;
+    // Bounds the plan with the smallest optimizer states; the others are worse in either case.
+    Verdict bound_plan(std::size_t root, std::size_t s, std::size_t set, int layers, bool coarse = false) {
+        LowerBound bound;
         try {
-            quote = quoter_.bound(layers, stages(s, root));
+            bound = bound_model_.bound(layers, stages(s, root));
         } catch (const Error& error) {
             reject(error, optimizers_);
             return Verdict::large;
         }
         Candidate found = candidate(s, root, set);
-        found.seconds = quote.step_seconds;
-        const bool slow = least_seconds(found.seconds) > podium_.limit(parallel_config_of(found));
-        if (too_large(quote.memory_bytes)) {
+        found.seconds = bound.step_seconds;
+        const bool slow = least_seconds(found.seconds) > top_plans_.limit(parallel_config_of(found));
+        if (too_large(bound.memory_bytes)) {
             memory_ += optimizers_;
-            note(s, root, set, quote.memory_bytes);
+            note(s, root, set, bound.memory_bytes);
             return slow ? Verdict::slow : Verdict::large;
         }
         if (coarse) {
@@ -377,25 +377,25 @@ private:
     const LayerOptions& family_;
     const NodeShape& any_;
     const std::vector<plan::Plan>& roots_;
-    BoundModel& quoter_;
-    const TopK& podium_;
+    BoundModel& bound_model_;
+    const TopK& top_plans_;
     bool exhaustive_;
     std::int64_t optimizers_, choices_;
     std::int64_t memory_ = 0, bound_ = 0, dominated_ = 0;
-    const std::vector<std::size_t>& like_;                     // roots that differ in CUDA graphs at most
-    std::size_t typical_ = 0;                                  // a sound shape: what layers cost no shape changes
-    std::vector<int> early_;                                   // handles by root, of the first that is alike
-    std::vector<std::optional<std::vector<double>>> slowness_; // by root
-    std::vector<int> stages_;                                  // handles by shape, the second with FSDP
+    const std::vector<std::size_t>& like_; // roots that differ in CUDA graphs at most
+    std::size_t typical_ = 0;              // a sound shape's index; no shape changes layers' costs
+    std::vector<int> early_;               // handles by root, shared by those that are alike
+    std::vector<std::optional<std::vector<double>>> dominance_keys_; // dominance keys by root
+    std::vector<int> stages_;                                        // handles by shape: without FSDP, then with it
     Found found_;
 };
 
 } // namespace
 
-Found search_node(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& podium,
+Found search_node(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& top_plans,
                   bool exhaustive) {
     bound_model.forget();
-    return BranchSearch(space, branch, bound_model, podium, exhaustive).run();
+    return BranchSearch(space, branch, bound_model, top_plans, exhaustive).run();
 }
 
 } // namespace moe::search

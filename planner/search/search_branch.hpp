@@ -1,4 +1,4 @@
-// Branches of a search: plans that share degrees, micro-batch size and place on the machine; surveyed, then quoted.
+// Branches of a search: plans that share degrees, micro-batch size and place on the machine; surveyed, then bounded.
 #pragma once
 
 #include "planner/search/search_space.hpp"
@@ -24,19 +24,19 @@ struct SearchNode {
     struct Root {
         double floor = 0.0; // step seconds below which no plan of this root goes
         std::uint16_t index = 0;
-        std::uint16_t like = 0; // the first root that differs in CUDA graphs at most
+        std::uint16_t like = 0; // index of the first root that differs in CUDA graphs at most
     };
     const LayerOptions* layer_options = nullptr;
     std::int64_t mbs = 1;
-    std::shared_ptr<const std::vector<NodeShape>> shapes; // of mappings whose groups lie alike on the machine
-    std::vector<std::uint16_t> divided;                   // those of them that this micro-batch size goes with
-    std::vector<Root> roots;                              // by index
-    double floor = 0.0;                                   // the least of them
+    std::shared_ptr<const std::vector<NodeShape>> shapes; // shapes of mappings whose groups lie alike
+    std::vector<std::uint16_t> divided;                   // indices of shapes that this micro-batch size goes with
+    std::vector<Root> roots;                              // roots by index
+    double floor = 0.0;                                   // least floor of the roots
 };
 
 // A plan that may win, in few bytes, since a search may have a million.
 struct Candidate {
-    double seconds = 0.0; // by its quote; 0 = not quoted
+    double seconds = 0.0; // lower bound of its step; 0 = not bounded
     std::int64_t mbs = 1;
     const LayerOptions* layer_options = nullptr;
     NodeShape shape;
@@ -44,17 +44,17 @@ struct Candidate {
 };
 plan::Plan plan_of(const SearchSpace& space, const Candidate& candidate);
 ParallelConfigKey parallel_config_of(const Candidate& candidate);
-// A total order: smaller quotes first.
+// A total order: smaller bounds first.
 bool sooner(const Candidate& a, const Candidate& b);
-// Least step seconds of a plan with this quote.
-double least_seconds(double quoted);
+// Least step seconds of a plan with this bound, less the tested margin.
+double least_seconds(double bound);
 
 // The plans and the least memory that a part of the search space came to.
 struct Found {
-    std::int64_t evaluated = 0; // fits by its quote
+    std::int64_t evaluated = 0; // number of candidates whose bound fits
     Rejections rejected;
     double least_memory = 0.0;          // bytes of the smallest candidate that did not fit; 0 = none
-    std::optional<plan::Plan> smallest; // that candidate
+    std::optional<plan::Plan> smallest; // plan of that candidate
     std::vector<Candidate> candidates;
 
     void note(const plan::Plan& plan, double bytes) {
@@ -69,9 +69,9 @@ std::vector<SearchNode> survey(const SearchSpace& space, const LayerOptions& fam
                                bool exhaustive, Found& found);
 // Candidates of the branch's roots.
 std::int64_t candidates_of(const SearchSpace& space, const SearchNode& branch, std::size_t roots);
-// Quotes the branch's plans; those that are below their mapping's limit on the podium are candidates. Deterministic:
-// the result depends on the arguments alone.
-Found search_node(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& podium,
+// Bounds the branch's plans; those that are below their mapping's limit in the top plans are candidates.
+// Deterministic: the result depends on the arguments alone.
+Found search_node(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& top_plans,
                   bool exhaustive);
 
 } // namespace moe::search

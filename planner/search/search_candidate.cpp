@@ -46,7 +46,7 @@ bool sooner(const Candidate& a, const Candidate& b) {
     return key(a) < key(b);
 }
 
-double least_seconds(double quoted) { return quoted * (1.0 - bound_time_margin); }
+double least_seconds(double bound) { return bound * (1.0 - bound_time_margin); }
 
 std::int64_t candidates_of(const SearchSpace& space, const SearchNode& branch, std::size_t roots) {
     return static_cast<std::int64_t>(branch.divided.size() * roots * space.recompute_sets().size() *

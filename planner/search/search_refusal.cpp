@@ -21,7 +21,7 @@ std::string names(const std::set<std::string>& pinned) { return fmt::format("{}"
 std::string memory_remedy(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator,
                           const SearchSpace& space) {
     std::vector<std::string> ways;
-    constexpr std::int64_t most = 64; // times as many
+    constexpr std::int64_t most = 64; // times as many GPUs at most
     const std::int64_t now = request.base.gpus;
     if (const auto more = fewest_gpus(request, stack, estimator, now + 1, most * now))
         ways.push_back(fmt::format("use {} GPUs", more->first));

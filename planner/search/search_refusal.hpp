@@ -11,7 +11,7 @@ namespace moe::search {
 struct SearchFailure {
     Rejections rejected;
     double least_memory = 0.0;          // bytes of the smallest candidate that did not fit
-    std::optional<plan::Plan> smallest; // that candidate, if memory excluded any
+    std::optional<plan::Plan> smallest; // plan of that candidate, if memory excluded any
 
     void note(const plan::Plan& plan, double bytes) {
         if (smallest && bytes >= least_memory) return;

@@ -125,7 +125,7 @@ void SearchSpace::pin(const SearchRequest& request, const stack::Stack& stack) {
         plan::set_field(base_, field, value);
         pinned_.insert(field);
     }
-    if (pinned("routing")) plan::routing_from_string(base_.routing); // refuses what it cannot read
+    if (pinned("routing")) plan::routing_from_string(base_.routing); // The call refuses what it cannot read.
     if (pinned("recompute"))
         if (const plan::PlanFault fault = plan::check_recompute(base_))
             refuse("{}: change --fix recompute", fault.message);
@@ -147,7 +147,7 @@ void SearchSpace::pin(const SearchRequest& request, const stack::Stack& stack) {
 void SearchSpace::make_cuts() {
     const model::Model& model = *base_.model;
     const int units = plan::cut_units(model);
-    std::map<int, std::vector<plan::Stage>> balanced; // by stage count: the same for every split into pp and vpp
+    std::map<int, std::vector<plan::Stage>> balanced; // stages by stage count: the same for every split into pp and vpp
     for (const int pp : choices_of(base_.gpus, pinned("pp"), base_.pp)) {
         for (const int vpp : chunk_counts(pp)) {
             const std::int64_t count = static_cast<std::int64_t>(pp) * vpp;
@@ -174,7 +174,7 @@ std::vector<StageSplit> SearchSpace::cuts_of(int pp, int vpp, const std::vector<
         even = plan::layout_to_string(cut);
         result.push_back(weigh(*plan.model, plan.seq, pp, cut, plan.layout));
     } catch (const Error&) {
-        result.push_back({.layout = plan.layout}); // check_plan() gives the reason for each candidate
+        result.push_back({.layout = plan.layout}); // check_plan() gives the reason for each candidate.
     }
     if (balanced.empty()) return result;
     std::string layout = plan::layout_to_string(balanced);
@@ -200,7 +200,7 @@ std::vector<int> SearchSpace::chunk_counts(int pp) const {
     const auto largest = [&](int vpp) { return (layers + pp * vpp - 1) / (pp * vpp); };
     for (int vpp = 2; vpp <= most; ++vpp)
         if (largest(vpp) < largest(vpp - 1)) result.push_back(vpp);
-    if (pinned("schedule") && result.size() > 1) result.erase(result.begin()); // interleaved
+    if (pinned("schedule") && result.size() > 1) result.erase(result.begin()); // The first is interleaved.
     return result;
 }
 
@@ -286,7 +286,7 @@ std::vector<SearchSpace::Dense> SearchSpace::sound_dense(machine::Precision prec
             continue;
         }
         plan::Plan plan = candidate({precision, d.tp, d.cp, 1, 1, {}}, {1, d.dp, ranks}, 1, 1);
-        plan.gpus = ranks; // one stage stands for all of them: the rules about stages are asked later, of each cut
+        plan.gpus = ranks; // One stage stands for all of them: the rules about stages are asked later, of each cut.
         const std::vector<plan::PlanFault> reasons = faults(plan);
         for (const plan::PlanFault& fault : reasons) rejected_.add(fault, per_size(d));
         if (reasons.empty()) sound.push_back(d);
@@ -304,7 +304,7 @@ void SearchSpace::make_families(machine::Precision precision) {
         const auto sound = sound_dense(precision, pp, cut_count, experts);
         if (sound.empty()) continue;
         for (const Expert& e : experts) {
-            const Dense& one = sound.front(); // possible with unsplit experts, so only the expert degrees can fail
+            const Dense& one = sound.front(); // Experts are unsplit in it, so only the expert degrees can fail.
             plan::Plan plan = candidate({precision, one.tp, one.cp, e.ep, e.etp, {}}, {1, one.dp, e.edp}, 1, 1);
             plan.gpus = ranks;
             const std::vector<plan::PlanFault> reasons = faults(plan);

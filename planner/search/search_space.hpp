@@ -83,7 +83,7 @@ public:
     // where dp does not divide the batch.
     std::vector<std::int64_t> micro_batch_sizes(int dp) const;
     static constexpr std::int64_t every_mbs_to = 16;
-    const std::vector<StageSplit>& stage_splits(int pp, int vpp) const;   // at least one
+    const std::vector<StageSplit>& stage_splits(int pp, int vpp) const;   // holds at least one
     const std::vector<unsigned>& recompute_sets() const { return sets_; } // fewer modules first; sound for the model
     // Every set of the stack's modules that differs in what it repeats of the model.
     static std::vector<unsigned> every_set(const std::shared_ptr<const model::Model>& model, const stack::Stack& stack);

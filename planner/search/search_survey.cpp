@@ -1,4 +1,4 @@
-// The survey: every branch of a family with a floor of its step time, before anything of it is quoted.
+// The survey: every branch of a family with a floor of its step time, before anything of it is bounded.
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/search/search_branch.hpp"
@@ -14,7 +14,7 @@ namespace {
 class Survey {
 public:
     Survey(const SearchSpace& space, const LayerOptions& family, BoundModel& bound_model, bool exhaustive, Found& found)
-        : space_(space), family_(family), quoter_(bound_model), exhaustive_(exhaustive), found_(found) {}
+        : space_(space), family_(family), bound_model_(bound_model), exhaustive_(exhaustive), found_(found) {}
 
     std::vector<SearchNode> run() {
         // Mappings whose groups lie alike on the machine share their layers; without a pipeline there are more choices.
@@ -22,10 +22,10 @@ public:
         for (const ParallelConfig& mapping : family_.parallel_configs) {
             const int vpp = space_.chunk_counts(mapping.pp).front();
             const StageSplit& cut =
-                space_.stage_splits(mapping.pp, vpp).back(); // more stages than layers have no even one before it
+                space_.stage_splits(mapping.pp, vpp).back(); // More stages than layers have no even split.
             const plan::Plan plan = root_plan({&mapping, &cut, vpp}, 0, 1);
             if (!exhaustive_ && cut.possible && too_small(mapping, plan)) continue;
-            alike[{quoter_.placement(plan), mapping.pp > 1}].push_back(&mapping);
+            alike[{bound_model_.placement(plan), mapping.pp > 1}].push_back(&mapping);
         }
         for (const auto& [place, mappings] : alike) add_branches(mappings);
         return std::move(branches_);
@@ -52,7 +52,7 @@ private:
     bool too_small(const ParallelConfig& mapping, plan::Plan plan) {
         const std::vector<plan::Plan>& all = roots(mapping.pp);
         plan.fsdp = std::any_of(all.begin(), all.end(), [](const plan::Plan& root) { return root.fsdp; });
-        const double bytes = least_bytes_[&mapping] = quoter_.least_bytes(plan);
+        const double bytes = least_bytes_[&mapping] = bound_model_.least_bytes(plan);
         if (!too_large(bytes)) return false;
         std::int64_t cuts = 0;
         for (const int vpp : space_.chunk_counts(mapping.pp))
@@ -94,7 +94,7 @@ private:
             else
                 multiple = std::lcm(multiple, mbs);
         }
-        std::map<std::pair<bool, bool>, Roots> asked; // by whether typical shapes have several chunks
+        std::map<std::pair<bool, bool>, Roots> asked; // roots by whether typical shapes have several chunks
         for (SearchNode& branch : branches) add_branch(std::move(branch), asked, multiple);
         for (const auto& [chunks, answer] : asked)
             for (const plan::PlanFault& fault : answer.faults) found_.rejected.add(fault, answer.candidates);
@@ -102,11 +102,11 @@ private:
 
     // The roots of branches that differ in the micro-batch size alone. A floor: seconds below which no plan of the root
     // goes with any size that divides the one asked for, since kernels, messages and gathers of a larger micro-batch
-    // take no longer per sample. Roots that it leaves are asked again by those who quote.
+    // take no longer per sample. Roots that it leaves are asked again when their plans are bounded.
     struct Roots {
         std::vector<SearchNode::Root> sound;
-        std::vector<plan::PlanFault> faults; // of the others
-        std::int64_t candidates = 0;         // of each, in all those branches
+        std::vector<plan::PlanFault> faults; // faults of the other roots
+        std::int64_t candidates = 0;         // candidates of each root, in all those branches
     };
 
     // The first sound shape with one chunk per rank, and the first with several: what excludes a root in both does so
@@ -127,7 +127,7 @@ private:
     // Shapes with which the layers' inputs alone leave no room for weights and optimizer states; counted.
     void drop_large(SearchNode& branch) {
         if (exhaustive_ || plan::splits_backward(space_.base().schedule)) return;
-        const double kept = quoter_.kept_bytes(root_plan((*branch.shapes).front(), 0, branch.mbs));
+        const double kept = bound_model_.kept_bytes(root_plan((*branch.shapes).front(), 0, branch.mbs));
         if (kept == 0.0) return;
         const std::size_t before = branch.divided.size();
         std::erase_if(branch.divided, [&](std::uint16_t s) {
@@ -166,7 +166,7 @@ private:
     std::optional<double> floor_of(plan::Plan plan, std::int64_t mbs, std::string& reason) {
         plan.mbs = mbs;
         try {
-            return quoter_.early_step_bound(plan);
+            return bound_model_.early_step_bound(plan);
         } catch (const Error& error) {
             if (error.fault() != Fault::bad_input) throw;
             reason = error.what();
@@ -225,11 +225,11 @@ private:
 
     const SearchSpace& space_;
     const LayerOptions& family_;
-    BoundModel& quoter_;
+    BoundModel& bound_model_;
     bool exhaustive_;
     Found& found_;
     std::map<const ParallelConfig*, double> least_bytes_;
-    std::map<std::tuple<std::size_t, bool, bool>, std::optional<plan::PlanFault>> faults_; // by root, chunks, pipeline
+    std::map<std::tuple<std::size_t, bool, bool>, std::optional<plan::PlanFault>> faults_; // (root, chunks, pipeline)
     std::vector<SearchNode> branches_;
 };
 

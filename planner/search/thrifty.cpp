@@ -13,8 +13,8 @@
 namespace moe::search {
 namespace {
 
-constexpr std::size_t most_looked_at = 200; // mappings
-constexpr std::int64_t most_steps = 64;     // of whole nodes, from one power of two to the next
+constexpr std::size_t most_looked_at = 200; // most mappings
+constexpr std::int64_t most_steps = 64;     // steps of whole nodes, from one power of two to the next
 
 // Bytes of a sound plan; infinite for what has no price.
 double bytes_of_plan(const plan::Plan& plan, Estimator& estimator) {
@@ -107,7 +107,7 @@ private:
 struct Mapping {
     const LayerOptions* family;
     const ParallelConfig* config;
-    double least; // bytes, whatever is chosen
+    double least; // fewest bytes, whatever is chosen
 };
 
 // All mappings, those first that need least; those that need more than `most` are left out.

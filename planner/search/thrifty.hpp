@@ -11,7 +11,7 @@ namespace moe::search {
 
 struct Thrifty {
     plan::Plan plan;
-    double bytes = 0.0; // as Estimator::memory_bytes()
+    double bytes = 0.0; // bytes as Estimator::memory_bytes()
 };
 
 // Of a mapping: one sequence per micro-batch where that is possible, and of cuts, recomputation, FSDP, graphs, overlap

@@ -1,4 +1,4 @@
-// Keeps the podium sorted and free of a second plan of the same mapping.
+// Keeps the top plans sorted and free of a second plan of the same mapping.
 #include "planner/search/top_k.hpp"
 
 #include <algorithm>

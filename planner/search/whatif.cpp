@@ -209,7 +209,7 @@ private:
 
     void chunks() {
         if (base_.pp == 1) return;
-        const int most = static_cast<int>(base_.model->layers.size()) + 2; // embedding and loss may lie alone
+        const int most = static_cast<int>(base_.model->layers.size()) + 2; // Embedding and loss may lie alone.
         for (const int step : {1, -1}) {
             bool found = false;
             for (int v = base_.vpp + step; v >= 1 && v * base_.pp <= most + base_.pp && !found; v += step) {
@@ -251,7 +251,7 @@ private:
         }
         if (plan::field_text(plan, field) == plan::field_text(base_, field)) return;
         std::vector<plan::Plan> plans = cuts_of(base_, plan, stack_);
-        if (plans.empty() && field == "schedule") { // the schedules differ in the chunks that they need
+        if (plans.empty() && field == "schedule") { // The schedules differ in the chunks that they need.
             for (const int vpp : {1, 2}) {
                 plan.vpp = vpp;
                 plans = cuts_of(base_, plan, stack_);
@@ -270,7 +270,7 @@ private:
         w.estimate = best->second;
         // A choice that this plan has no use for, such as a dispatcher without expert parallelism.
         if (w.estimate.step_seconds == now_.step_seconds && w.estimate.memory_bytes == now_.memory_bytes) return;
-        for (const WhatIf& other : found_) // one plan by two names: more chunks, and the schedule that has them
+        for (const WhatIf& other : found_) // One plan may have two names: more chunks, and the schedule that has them.
             if (other.impossible.empty() && plan::differences(other.plan, w.plan).empty()) return;
         w.gain = now_.tflops_per_gpu > 0.0 ? w.estimate.tflops_per_gpu / now_.tflops_per_gpu - 1.0 : 0.0;
         for (plan::FieldChange& change : plan::differences(base_, w.plan))

@@ -1,4 +1,4 @@
-// Quotes: a floor of the fast estimate's step time, and its memory, in a fraction of a microsecond per plan.
+// Lower bounds: a floor of the fast estimate's step time, and its memory, in a fraction of a microsecond per plan.
 #pragma once
 
 #include "planner/search/pricing.hpp"

@@ -43,7 +43,7 @@ private:
     static bool offloads(const plan::Plan& plan) { return (plan.offload & ~plan::offload::optimizer) != 0; }
 
     struct Layers {
-        std::vector<const Terms*> terms; // by segment of the model; none for those that few cuts have, see complete()
+        std::vector<const Terms*> terms; // terms by segment; none for those that few cuts have, see complete()
         std::vector<double> pool_bytes;  // bytes of the saved activations of the segments of each pool
         int pools = 0;                   // number of the way in which segments share pools
         // The early terms of the segments of coarse_layer_costs(), which give way to coarse ones; null for others.
@@ -60,9 +60,9 @@ private:
     using KeptSegments = std::vector<RankKept>;
 
     struct Chunk {                                        // sums over the segments of a stage
-        double forward = 0.0, backward = 0.0;             // the host being far ahead
-        double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
-        double host = 0.0;                                // both, where it does not wait
+        double forward = 0.0, backward = 0.0;             // seconds with the host far ahead
+        double early_forward = 0.0, early_backward = 0.0; // seconds at the start before the message is needed
+        double host = 0.0;                                // host seconds of both, without waiting
         double first_saves = 0.0;                         // seconds by which a step's first backward is shorter
         // Seconds before a step's first forward and behind its last backward: by stream where backwards run in two
         // slots, else of whole slots, under Stream::compute.
@@ -84,7 +84,7 @@ private:
         std::vector<std::vector<std::pair<int, int>>> parts; // segment of the model and count, by distinct stage
         bool rare = false;                                   // some of them are segments that few cuts have
         std::vector<estimate::StageMemory> memory;           // states and groups; the rest is the layers'
-        std::vector<std::vector<Moved>> moved;               // those by distinct stage that a step begins with
+        std::vector<std::vector<Moved>> moved;               // moves of a step's begin, by distinct stage
         double zero = 0.0;                                   // seconds that the first rank zeroes gradients
         double lost = 0.0;    // part of its rate that what computes loses to gathers and reductions beside it
         double closing = 0.0; // seconds of norm and optimizer behind the last slot, and of the stack
@@ -132,7 +132,7 @@ private:
         return chunks_[static_cast<std::size_t>(
             stages.shape->of_stage[static_cast<std::size_t>(plan::stage_of(plan.schedule, plan.pp, rank, c))])];
     }
-    search::LowerBound split_quote(const Layers& layers, Stages& stages, int micro_batches);
+    search::LowerBound split_bound(const Layers& layers, Stages& stages, int micro_batches);
     double filled(const Layers& layers, Stages& stages);
     // Step seconds of ranks whose slots take so long, one after another.
     double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots);
@@ -157,7 +157,7 @@ private:
     using Parts = std::vector<const LayerPart*>;
     std::unordered_map<PartFloors::Key<plan::Subject::dense>, Parts, PartFloors::Hash> dense_parts_;
     std::unordered_map<PartFloors::Key<plan::Subject::routed>, Parts, PartFloors::Hash> routed_parts_;
-    std::deque<std::vector<Terms>> own_terms_;    // behind handles
+    std::deque<std::vector<Terms>> own_terms_;    // terms behind handles
     std::vector<std::array<int, 2>> part_places_; // numbers of the groups of a placement: dense, expert
     std::unordered_map<plan::PlanKey<plan::Subject::place>, int, plan::PlanKeyHash> known_places_;
     std::optional<plan::PlanKey<plan::Subject::place>> last_mesh_; // key of the last placement()
@@ -168,7 +168,7 @@ private:
     std::vector<double> slots_, ends_;
     std::vector<std::vector<int>> pools_; // pool of each segment
     std::map<std::tuple<const estimate::Shape*, plan::ScheduleKind, int, bool, int>, KeptSegments>
-        kept_; // as Stages::kept, for any stages
+        kept_; // kept segments as Stages::kept, for any stages
 };
 
 } // namespace moe::bound

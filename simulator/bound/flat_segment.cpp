@@ -54,7 +54,7 @@ std::array<std::vector<int>, 2> plain_ops(const program::Program& plain, const p
     Originals originals(plain);
     int backwards = 0;
     for (std::size_t i = 0; i < segment.templates[0].ops.size(); ++i) result[0].push_back(static_cast<int>(i));
-    if (segment.templates[1].ops.size() == plain.templates[1].ops.size()) { // they are the same
+    if (segment.templates[1].ops.size() == plain.templates[1].ops.size()) { // The templates are the same.
         for (std::size_t i = 0; i < segment.templates[1].ops.size(); ++i)
             result[1].push_back(forwards + static_cast<int>(i));
         return result;
@@ -82,7 +82,7 @@ std::vector<int> plain_tensors(const program::Program& plain, const program::Pro
     for (std::size_t i = 0; i < result.size(); ++i) {
         const program::TensorId original = segment.tensors[i].again_of;
         const bool behind =
-            i >= plain.tensors.size() && original != program::no_tensor; // others have themselves in `plain`
+            i >= plain.tensors.size() && original != program::no_tensor; // Others have themselves in `plain`.
         result[i] = behind ? static_cast<int>(original) : static_cast<int>(i);
     }
     return result;
@@ -230,7 +230,7 @@ std::vector<std::int32_t> signature(const program::Program& segment) {
                            static_cast<std::int32_t>(op.module));
             text.push_back(static_cast<std::int32_t>(op.group.axes) << 8 | static_cast<std::int32_t>(op.group.domain));
             if (const program::NormAttr* norm =
-                    std::get_if<program::NormAttr>(&op.attr)) // which recomputation reaches it
+                    std::get_if<program::NormAttr>(&op.attr)) // Recomputation reaches norms by `within`.
                 text.push_back(static_cast<std::int32_t>(norm->within));
             for (const std::vector<program::TensorId>* ids : {&op.in, &op.out}) {
                 for (const program::TensorId id : *ids)

@@ -38,7 +38,7 @@ public:
     // bytes alive at one time in one direction, which no packing can go below.
     std::int64_t saved(const std::vector<std::int64_t>& bytes) const;
     std::int64_t least_workspace(int direction, const std::vector<std::int64_t>& bytes) const;
-    std::uint64_t groups() const { return groups_; } // that its communication uses, see group_bit()
+    std::uint64_t groups() const { return groups_; } // groups of its communication, see group_bit()
 
 private:
     struct FlatOp {

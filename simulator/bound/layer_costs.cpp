@@ -138,8 +138,8 @@ std::vector<Terms> FastBoundModel::early_terms(const plan::Plan& asked) {
     std::vector<Terms> early(segments_.size());
     for (std::size_t i = 0; i < segments_.size(); ++i) {
         estimate::SegmentId id = segments_[i];
-        if (lower::is_mtp(id.kind)) id.kind = lower::SegmentKind::layer; // and more
-        if (id.kind != lower::SegmentKind::layer) continue;              // the ends of the model are small
+        if (lower::is_mtp(id.kind)) id.kind = lower::SegmentKind::layer; // An MTP layer takes this, and more.
+        if (id.kind != lower::SegmentKind::layer) continue;              // The ends of the model are small.
         dense_key.id = routed_key.id = id;
         const auto look = [&] {
             if (dense[i] == nullptr) dense[i] = sources_.parts.find(dense_key);
@@ -176,7 +176,7 @@ int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
     Layers result;
     result.plan = plan;
     for (const Terms& t : early) result.terms.push_back(&t);
-    std::vector<int> pools; // each layer keeps its input
+    std::vector<int> pools; // pools of layers' inputs
     for (const estimate::SegmentId id : segments_)
         pools.push_back(id.kind == lower::SegmentKind::layer || lower::is_mtp(id.kind) ? 0 : -1);
     result.pools = pools_of(std::move(pools));
@@ -231,7 +231,7 @@ double FastBoundModel::early_step_bound(const plan::Plan& plan) {
 double FastBoundModel::spread(const plan::Plan& plan, const std::vector<const Terms*>& terms) {
     const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
     const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
-    double saved = 0.0; // by the first backward of every layer
+    double saved = 0.0; // bytes that the first backward of every layer saves
     for (std::size_t i = 0; i < counts_.size(); ++i)
         if (counts_[i] > 0) saved += counts_[i] * terms[i]->first_saves;
     const Passing least = least_of_all(plan, terms);
@@ -255,7 +255,7 @@ double FastBoundModel::resharding_seconds(const std::vector<const Terms*>& terms
 
 FastBoundModel::Passing FastBoundModel::least_of_all(const plan::Plan& plan,
                                                      const std::vector<const Terms*>& terms) const {
-    double device = 0.0, merged = 0.0, split = 0.0; // apart, side by side, backwards in two slots
+    double device = 0.0, merged = 0.0, split = 0.0; // seconds apart, side by side, and of backwards in two slots
     Busy busy{};
     constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
     for (std::size_t i = 0; i < counts_.size(); ++i) {

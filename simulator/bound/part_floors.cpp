@@ -58,7 +58,7 @@ LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
 double least_seconds(const LayerPart& dense, const LayerPart& routed, int side) {
     double least = dense.alone[side] + routed.alone[side];
     for (std::size_t s = 0; s < program::stream_count; ++s)
-        if (static_cast<program::Stream>(s) != program::Stream::data) // runs under other layers as well
+        if (static_cast<program::Stream>(s) != program::Stream::data) // The data stream runs under other layers too.
             least = std::max(least, dense.busy[side][s] + routed.busy[side][s]);
     return least;
 }
@@ -96,7 +96,7 @@ void PartFloors::learn(const plan::Plan& plan, estimate::SegmentId id, std::arra
         const std::vector<program::Op>& backward = segment.program.templates[1].ops;
         for (std::size_t k = 0; k < backward.size(); ++k)
             if (part_of(backward[k]) == kind) part.first_saves += segment.first_saves[k];
-        constexpr double ahead = 1.0; // seconds; the host costs nothing here
+        constexpr double ahead = 1.0; // seconds of lead, so that the host costs nothing
         for (int side = 0; side < 2; ++side) {
             part.alone[side] = segment.flat.play(side, alone, ahead, 0.0, ends).end;
             part.busy[side] = segment.flat.busy(side, busy);

@@ -119,7 +119,7 @@ SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::Segme
     const estimate::SegmentKey<plan::Subject::size> key(bare, id);
     if (const auto known = plains_.find(key); known != plains_.end()) return known->second;
     program::Program program =
-        lower::lower_segment(bare, id.kind, id.layer_kind); // what is refused here leaves no entry behind
+        lower::lower_segment(bare, id.kind, id.layer_kind); // The key of a refused layer leaves no entry behind.
     Plain& found = plains_.try_emplace(key).first->second;
     found.plan = std::move(bare);
     found.program = std::move(program);
@@ -136,7 +136,7 @@ const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const plan:
     // CUDA graphs change what the host does alone.
     same.cuda_graph = plan::CudaGraph::none;
     const Key device_key{{same, id}, place};
-    auto device = devices_.find(device_key); // what is refused here leaves no entry behind
+    auto device = devices_.find(device_key); // A refused layer leaves no entry behind.
     if (device == devices_.end()) device = devices_.emplace(device_key, device_prices(plain, plan, costs)).first;
     Prices prices = device->second;
     std::size_t i = 0;
@@ -249,7 +249,7 @@ Terms SegmentTerms::played(const Plain& base, const plan::Plan& plan, estimate::
         // Tensors that leave in one slot may still be on their way in the next.
         if (offloaded) t.busy[static_cast<std::size_t>(program::Stream::host)] = 0.0;
         Busy busy = t.busy;
-        busy[static_cast<std::size_t>(program::Stream::data)] = 0.0; // asked of all layers together
+        busy[static_cast<std::size_t>(program::Stream::data)] = 0.0; // All layers together are asked for it.
         const double least = *std::max_element(busy.begin(), busy.end());
         t.device = std::max(least, among_others(ahead));
         if (early)

@@ -23,7 +23,7 @@ class FlatLibrary {
 public:
     struct Shape {
         std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
-        unsigned modules = 0;                                  // that recomputation of the segment can name
+        unsigned modules = 0;                                  // modules that recomputation of the segment can name
     };
     Shape& shape_of(const program::Program& plain);
     // `plain`: lowered from this plan, without recomputation where the plan's own can be told from it. The result
@@ -41,11 +41,11 @@ using Busy = std::array<double, program::stream_count>; // seconds by stream
 // One direction of a segment with the prices of one plan.
 struct SideTerms {
     double device = 0.0;       // least seconds among others like it, the host being far ahead
-    double together = 0.0;     // without recomputation: the same, host and device starting at the same time
+    double together = 0.0;     // the same without recomputation, host and device starting at the same time
     double lead_after = 0.0;   // lead of the host at the end where it waits, at most
     double before_input = 0.0; // seconds at the start before the neighbour's message is needed
     double host = 0.0;         // seconds that the host works
-    bool waits = false;        // for routed counts on the way
+    bool waits = false;        // whether the host waits for routed counts on the way
     Busy busy{};
     double merged = 0.0; // seconds that it computes in merged slots, where tokens on their way hold it up, at least
 };

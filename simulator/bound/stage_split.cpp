@@ -34,7 +34,7 @@ int FastBoundModel::stage_split(const plan::Plan& plan) {
     list_segments(plan.model);
     const plan::PlanKey<plan::Subject::cut> key(plan);
     auto known = known_stages_.find(key);
-    if (known == known_stages_.end()) { // what is refused here leaves no entry behind
+    if (known == known_stages_.end()) { // Refused stages leave no entry behind.
         // Fields on which layers alone depend stay out: who asks first must not matter.
         auto found = std::make_unique<Stages>(stages_of(plan::only<plan::Subject::cut>(plan)));
         known = known_stages_.emplace(key, std::move(found)).first;
@@ -75,7 +75,7 @@ FastBoundModel::Stages FastBoundModel::stages_of(const plan::Plan& plan) {
             if (!program::is_quantized(b.weight_dtype) && !plan.reshards() && !passes::sets_first_gradients(plan))
                 zero += passes::step_op(plan, b, passes::StepWork::zero).bytes;
         }
-        if (plan.reshards() && stage.stage.mtp > 0) { // the LM head's gathered weights, which MTP reads as well
+        if (plan.reshards() && stage.stage.mtp > 0) { // MTP reads the LM head's gathered weights as well.
             plan::Stage head;
             head.loss = true;
             for (const passes::BucketSize& b : buckets(plan, head, {{{lower::SegmentKind::head, 0}, 1}}))
@@ -102,13 +102,13 @@ FastBoundModel::Stages FastBoundModel::stages_of(const plan::Plan& plan) {
         return bytes > 0.0 ? estimate::price_bytes(costs, kind, bytes, program::Dtype::f32) : 0.0;
     };
     result.zero = seconds(program::OpKind::zero, rank_sum(zeroed, 0));
-    double visiting = 0.0; // of the fullest rank
+    double visiting = 0.0; // bytes of the fullest rank
     for (int r = 0; r < plan.pp; ++r) visiting = std::max(visiting, rank_sum(visits, r));
     result.closing = std::max(seconds(program::OpKind::adamw, most), visit_seconds(costs, visiting)) +
                      seconds(program::OpKind::sum_squares, rank_sum(squares, 0)) +
                      sources_.segments.stack().costs.step_seconds;
     if (plan.pp > 1) {
-        constexpr double far = 1e9; // bytes
+        constexpr double far = 1e9; // bytes of a long message
         result.message_start =
             estimate::price_bytes(costs, program::OpKind::send, 0.0, program::Dtype::bf16, emit::groups::pipeline);
         result.message_per_byte =

@@ -22,7 +22,7 @@ using Pair = std::pair<int, int>; // distinct stages, of the forward and of the 
 // The slots of a rank, for a number of micro-batches.
 struct Turns {
     std::map<Pair, double> merged;
-    std::vector<double> alone[2]; // forwards and backwards by distinct stage
+    std::vector<double> alone[2]; // seconds of forwards and backwards by distinct stage
 
     Turns(const std::vector<plan::Turn>& turns, const estimate::Shape& shape, const plan::Plan& plan, int rank) {
         for (std::vector<double>& counts : alone) counts.assign(shape.distinct.size(), 0.0);
@@ -124,7 +124,7 @@ void FastBoundModel::add_ends(const Layers& layers, const Stages& stages, std::s
     constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
     const bool split = plan::splits_backward(stages.plan.schedule);
     for (std::size_t s = 0; s < (split ? program::stream_count : compute + 1); ++s) {
-        // The seconds that split_quote() and slots() take a segment's sides for.
+        // The seconds that split_bound() and slots() take a segment's sides for.
         const auto seconds = [&](std::size_t part, std::size_t side) {
             const SideTerms& terms = layers.terms[static_cast<std::size_t>(parts[part].first)]->sides[side];
             const bool whole = !split || (s == compute && side == 0 && !layers.plan.ep_overlap);
@@ -205,7 +205,7 @@ double FastBoundModel::first_saves(const Stages& stages, int rank) const {
 // Backwards in two slots fill bubbles and waits in ways of their own, but run behind forwards on the same stream: no
 // rank is through before its forwards and what its backwards compute, or before its busiest stream, which begins when
 // the first message has come. None needs less than its states and what it keeps for its dgrads.
-search::LowerBound FastBoundModel::split_quote(const Layers& layers, Stages& stages, int micro_batches) {
+search::LowerBound FastBoundModel::split_bound(const Layers& layers, Stages& stages, int micro_batches) {
     const plan::Plan& plan = stages.plan;
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
     constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
@@ -269,8 +269,8 @@ FastBoundModel::Stages& FastBoundModel::filled_with(Layers& layers, int stages_h
     Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
     complete(layers, stages);
     stages.plan.mbs = layers.plan.mbs;
-    stages.plan.dispatcher = layers.plan.dispatcher; // of its communicators
-    stages.plan.cp_comm = layers.plan.cp_comm;       // of its attention's scratch
+    stages.plan.dispatcher = layers.plan.dispatcher; // Communicators depend on it.
+    stages.plan.cp_comm = layers.plan.cp_comm;       // Attention's scratch depends on it.
     stages.plan.ep_overlap = layers.plan.ep_overlap;
     sum_chunks(layers, stages);
     return stages;
@@ -281,13 +281,13 @@ search::LowerBound FastBoundModel::bound(int layers_handle, int stages_handle) {
     Stages& stages = filled_with(layers, stages_handle);
     const plan::Plan& plan = stages.plan;
     const int m = plan.micro_batches();
-    if (plan::splits_backward(plan.schedule)) return split_quote(layers, stages, m);
+    if (plan::splits_backward(plan.schedule)) return split_bound(layers, stages, m);
     slots_.clear();
     for (int r = 0; r < plan.pp; ++r) slots_.push_back(slots(layers, stages, r, m));
-    search::LowerBound quote;
-    quote.step_seconds = composed(layers, stages, slots_);
-    quote.memory_bytes = filled(layers, stages);
-    return quote;
+    search::LowerBound bound;
+    bound.step_seconds = composed(layers, stages, slots_);
+    bound.memory_bytes = filled(layers, stages);
+    return bound;
 }
 
 // Bytes of the fullest rank: memory_ and what its chunks keep together.

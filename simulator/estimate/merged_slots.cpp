@@ -14,7 +14,7 @@
 namespace moe::estimate {
 namespace {
 
-constexpr int pairs = 3; // behind each other; the last shows the steady state
+constexpr int pairs = 3; // number of pairs behind each other; the last shows the steady state
 
 // Neighbours have tensors of their own, so that the next layer's communication can begin under this one's computing.
 // Only rings of context parallelism send what was there before; offloaded layers share their buffers.
@@ -144,7 +144,7 @@ private:
         if (id == program::no_tensor) return;
         const program::TensorId base = segment.tensors[static_cast<std::size_t>(id)].base;
         const program::TensorId root = base == program::no_tensor ? id + shift : base;
-        if (root < shift) return; // an edge already
+        if (root < shift) return; // The tensor is an edge already.
         for (program::Tensor& tensor : segment.tensors)
             if (tensor.base == root) tensor.base = edge;
         segment.tensors[static_cast<std::size_t>(root - shift)].base = edge;
@@ -193,7 +193,7 @@ std::vector<replay::Unit> units_of_pairs(program::Program& program, const std::v
 // The ends of both lanes of every pair.
 struct Ends {
     double lanes[pairs][2] = {};
-    double forward = std::numeric_limits<double>::infinity(); // begins to compute in the last pair
+    double forward = std::numeric_limits<double>::infinity(); // begin of computing in the last pair, seconds
     double of(int pair) const { return std::max(lanes[pair][0], lanes[pair][1]); }
 };
 

@@ -12,11 +12,11 @@ namespace moe::estimate {
 // max(ahead, together - lead) long.
 struct MergedTime {
     double ahead = 0.0, together = 0.0;
-    double forward_end = 0.0, backward_end = 0.0; // when each lane is through, the host being far ahead
-    double forward_start = 0.0;                   // when it begins to compute
-    bool waits = false;                           // the host waits for routed counts on the way,
-    double lead_after = 0.0;                      // and at the end it is so far ahead
-    double issue = 0.0;                           // that the host works, what it waits for left out
+    double forward_end = 0.0, backward_end = 0.0; // seconds until each lane is through, the host being far ahead
+    double forward_start = 0.0;                   // seconds until the forward begins to compute
+    bool waits = false;                           // whether the host waits for routed counts on the way
+    double lead_after = 0.0;                      // seconds that the host is ahead at the end, where it waits
+    double issue = 0.0;                           // seconds that the host works, without its waits
 };
 
 // Plays pairs of chunks of one plan; each segment is lowered and priced once.

@@ -96,7 +96,7 @@ MergedTime SegmentCache::merged(const plan::Plan& plan, MergedPlayer& player, co
     const auto& kinds = plan.model->kinds;
     const auto routed =
         std::find_if(kinds.begin(), kinds.end(), [](const model::LayerKind& kind) { return kind.moe.has_value(); });
-    const SegmentId any{lower::SegmentKind::layer, static_cast<int>(routed - kinds.begin())}; // depends on every field
+    const SegmentId any{lower::SegmentKind::layer, static_cast<int>(routed - kinds.begin())}; // any: reads every field
     std::tuple<CostKey, Segments, Segments> k{cost_key(plan, any), forward, backward};
     {
         const std::lock_guard<std::mutex> lock(mutex_);

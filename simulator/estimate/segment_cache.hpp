@@ -30,7 +30,7 @@ inline std::uint64_t group_bit(plan::Group group) {
 // The sizes that the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
 struct SegmentSize {
     memory::SegmentMemory memory;
-    std::uint64_t groups = 0; // that its communication uses, see group_bit()
+    std::uint64_t groups = 0; // groups of its communication, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into
 };
 

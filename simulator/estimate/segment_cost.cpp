@@ -121,7 +121,7 @@ void run_on(SegmentTime& time, double period) {
     }
 }
 
-// `backward`: played with the host far ahead.
+// backward: the run of a backward with the host far ahead.
 std::vector<BucketUse> uses_of(const program::Program& program, const passes::FirstGradients& first,
                                const Alone& forward, const Alone& first_backward, const replay::RankRun& backward) {
     const auto root = [&program](program::TensorId id) {

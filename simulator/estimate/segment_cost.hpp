@@ -31,7 +31,7 @@ struct BucketUse {
 struct SegmentCost {
     SegmentTime forward, backward;
     SegmentTime first_backward;  // the first backward of a step, whose products set gradients
-    std::vector<BucketUse> uses; // in the order of declaration
+    std::vector<BucketUse> uses; // uses in the order of declaration
 };
 
 // Lowers the segment for the model's plan and plays it.

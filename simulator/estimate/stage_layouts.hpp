@@ -21,7 +21,7 @@ struct SegmentId {
     int layer_kind = 0;
     auto operator<=>(const SegmentId&) const = default;
 };
-using Segments = std::vector<std::pair<SegmentId, int>>; // in forward order, equal neighbours counted
+using Segments = std::vector<std::pair<SegmentId, int>>; // segments in forward order, equal neighbours counted
 
 struct StageShape {
     plan::Stage stage; // one of the stages that look like this

@@ -57,7 +57,7 @@ void StageMemory::add_tables(const plan::Plan& plan, const plan::Stage& stage) {
 
 std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks,
                                       const std::vector<plan::Kept>& kept) {
-    std::map<std::int64_t, std::vector<int>> pools; // bytes -> segments by chunk
+    std::map<std::int64_t, std::vector<int>> pools; // segments by chunk, by bytes
     for (std::size_t c = 0; c < chunks.size(); ++c)
         for (const auto* list : {&chunks[c]->layers, &chunks[c]->ends})
             for (const std::int64_t bytes : *list) {
@@ -107,8 +107,8 @@ plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
 
 // The messages that a pipeline rank sends and receives: activations and their gradients.
 struct Messages {
-    int boxes = 0; // one for each that it sends: of each of its chunks in either direction, but at the model's ends
-    int lines = 0; // two for each neighbour, in a V of both chunks; chunks of an interleaved schedule go round a ring
+    int boxes = 0; // number of boxes: one for each of its chunks in either direction, but at the model's ends
+    int lines = 0; // lines, two for each neighbour, in a V of both chunks; interleaved chunks go round a ring
 };
 Messages messages_of(const plan::Plan& plan, int rank) {
     const bool v = plan::in_a_v(plan.schedule), ring = plan.vpp > 1 && !v;
@@ -124,7 +124,7 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
         return machine::bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);
     struct Known {
         program::Stream stream;
-        plan::Group group; // real axes
+        plan::Group group; // axes of the group along which the plan has more than one rank
         int size;
     };
     std::vector<Known> known;

@@ -19,7 +19,7 @@ struct StageMemory {
     double tables = 0.0;        // gradients of other copies of its embedding table, in the same place before them
     double counted_twice = 0.0; // bytes that two of its segments both count as saved
     Workspace workspace;
-    std::uint64_t groups = 0; // that its communication uses, see group_bit()
+    std::uint64_t groups = 0; // groups of its communication, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into, see slots_of()
 
     void add_states(const plan::Plan& plan, const passes::BucketSize& bucket);

@@ -12,7 +12,7 @@ double passed_table_bytes(const plan::Plan& plan) {
     const double table = passes::gradient_bytes(plan) *
                          static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
                          static_cast<double>(plan.model->hidden);
-    return emit::shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // reduced before
+    return emit::shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // The table is reduced.
 }
 
 namespace {
@@ -89,7 +89,7 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, co
             const std::int64_t around = backward + (id.kind == lower::SegmentKind::layer ? table : 0);
             raise(memory.workspace.forward, alone.forward - own.weights + forward);
             raise(memory.workspace.backward, alone.backward - own.weights - own.gradients + around);
-        } else { // the loss lies between the layers and MTP, or behind the last layer, whose weights are on their way
+        } else { // The loss lies between the layers and MTP, or behind the last layer, whose weights are on their way.
             raise(memory.workspace.forward, alone.forward + (mtp > 0 ? forward : last.weights));
             raise(memory.workspace.backward, alone.backward + (mtp > 0 ? backward : last.weights));
         }

@@ -54,10 +54,10 @@ private:
         std::size_t next = 0;
         replay::StreamClocks clocks;
         double in_free = 0.0, out_free = 0.0, data_free = 0.0;
-        std::vector<const BucketTime*> buckets; // of its chunks in order
-        std::vector<std::size_t> first_bucket;  // by chunk
-        std::vector<double> gathered, zeroed;   // by bucket: when
-        replay::CommIntervals collectives;      // beside what computes
+        std::vector<const BucketTime*> buckets; // buckets of its chunks in order
+        std::vector<std::size_t> first_bucket;  // first bucket by chunk
+        std::vector<double> gathered, zeroed;   // seconds at which each bucket is there
+        replay::CommIntervals collectives;      // communication beside what computes
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
     };
@@ -313,7 +313,7 @@ private:
             for (std::size_t i = 0; i < n; ++i)
                 arrived[(i + 1) % n] = std::max(here[i], holder(i).clocks.host) + model_.table_message;
             for (std::size_t i = 0; i < n; ++i) {
-                holder(i).clocks.host += 3.0 * model_.step_launch; // sends, receives, adds
+                holder(i).clocks.host += 3.0 * model_.step_launch; // launches of the send, receive and add
                 added[i] =
                     std::max({added[i], arrived[i], holder(i).clocks.host - model_.step_launch}) + model_.table_add;
             }
@@ -385,7 +385,7 @@ private:
     const plan::Plan& plan_;
     const StepModel& model_;
     int micro_batches_, stages_;
-    std::vector<double> forward_, backward_; // arrival at (stage, micro-batch)
+    std::vector<double> forward_, backward_; // seconds of arrival at (stage, micro-batch)
     std::vector<Rank> ranks_;
 };
 

@@ -31,7 +31,7 @@ struct ChunkModel {
     replay::MaxPlusMatrix forward, backward, first_backward; // paths of its segments in order
     double computes[2] = {1.0, 1.0};                         // part of the time of its forward and its backward
     std::vector<std::pair<SegmentId, int>> segments;         // segments with counts
-    std::vector<BucketTime> buckets;                         // in the order of their gathers
+    std::vector<BucketTime> buckets;                         // buckets in the order of their gathers
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
 };
 

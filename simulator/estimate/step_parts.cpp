@@ -76,7 +76,7 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const cost::CostModel&
                                      const StageShape& shape) {
     const std::vector<passes::BucketSize> sizes =
         plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
-    std::vector<std::int64_t> zeroed(sizes.size(), 0); // elements
+    std::vector<std::int64_t> zeroed(sizes.size(), 0); // elements zeroed, by bucket
     std::vector<Placed> segments;
     BucketFiller filler(sizes);
     for (const auto& [id, count] : shape.segments)
@@ -106,7 +106,7 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const cost::CostModel&
         });
     }
     replay::MaxPlusMatrix so_far;
-    const bool alone = plan.micro_batches() == 1; // the backward that finishes gradients is the one that sets them
+    const bool alone = plan.micro_batches() == 1; // whether the backward that finishes gradients also sets them
     for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
         const replay::MaxPlusMatrix& first = segment->cost->first_backward.max_plus;
         const replay::MaxPlusMatrix& next = alone ? first : segment->cost->backward.max_plus;
@@ -114,7 +114,7 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const cost::CostModel&
         for (BucketTime& time : times) time.after_zero = first.after(time.after_zero, time.after_zero.device);
         each_use(*segment, [&so_far](BucketTime& time, const BucketUse& use) {
             time.after_zero = replay::latest(time.after_zero, use.after_zero);
-            time.until_final = so_far; // the first segment is the last to finish
+            time.until_final = so_far; // The first segment is the last to finish.
             for (replay::StreamClocks* from : {&time.until_final.from_host, &time.until_final.from_device,
                                                &time.until_final.from_ring, &time.until_final.from_message})
                 from->device -= use.after_final;
@@ -197,7 +197,7 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& 
     }
     model.step_launch = price_op(costs, program::OpKind::zero, 0.0, program::Dtype::f32).host;
     if (const passes::StepOp norm = passes::norm_op(1);
-        plan.gpus > 1) // the count of overflowing rows beside it takes no time
+        plan.gpus > 1) // The count of overflowing rows beside it takes no time.
         model.norm = price_bytes(costs, norm.kind, norm.bytes, norm.dtype, norm.group);
     if (model.table_holders = emit::table_holders(plan); model.table_holders.size() > 1) {
         const double table = passed_table_bytes(plan);

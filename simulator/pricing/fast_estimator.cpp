@@ -76,7 +76,7 @@ search::Breakdown split(estimate::SegmentCache& cache, const plan::Plan& plan, c
     const double known =
         sum.compute + sum.tensor + sum.context + sum.expert + sum.data + sum.optimizer + sum.recompute + sum.host;
     sum.bubble = step - known;
-    if (sum.bubble < 0.0) { // rounding of the extrapolation: shrink what is estimated rather than report negative time
+    if (sum.bubble < 0.0) { // Rounding of the extrapolation shrinks what is estimated, so that no time is negative.
         const double scale = step / known;
         for (double* part : {&sum.compute, &sum.tensor, &sum.context, &sum.expert, &sum.data, &sum.optimizer,
                              &sum.recompute, &sum.host})
@@ -256,7 +256,7 @@ search::Estimate played_by_ops(const plan::Plan& plan, const stack::Stack& stack
     search::Estimate e = b;
     e.step_seconds += times * (b.step_seconds - a.step_seconds);
     add_difference(e.breakdown, b.breakdown, a.breakdown, times);
-    if (least(e.breakdown) < 0.0) { // another stage was the slowest of the longer play: its parts as they are
+    if (least(e.breakdown) < 0.0) { // Another stage was the slowest of the longer play, so its parts stand as they are.
         e.breakdown = search::Breakdown{};
         add_difference(e.breakdown, b.breakdown, search::Breakdown{}, e.step_seconds / b.step_seconds);
     }
@@ -268,13 +268,13 @@ search::Estimate played_by_ops(const plan::Plan& plan, const stack::Stack& stack
     return e;
 }
 
-constexpr std::int64_t played_whole = 600; // micro-batches times ranks: a fraction of a second
+constexpr std::int64_t played_whole = 600; // micro-batches times ranks that play in a fraction of a second
 
 } // namespace
 
 search::Estimate FastEstimator::play(const plan::Plan& plan) {
     const stack::Stack& stack = state_->segments.stack();
-    const std::int64_t micro_batches = std::int64_t{plan.micro_batches()} * plan.pp; // of all ranks
+    const std::int64_t micro_batches = std::int64_t{plan.micro_batches()} * plan.pp; // micro-batches of all ranks
     return priced(plan,
                   micro_batches <= played_whole ? replay::timed(plan, stack).estimate : played_by_ops(plan, stack));
 }

@@ -25,7 +25,7 @@ public:
     std::unique_ptr<search::BoundModel> bound_model() override;
 
 private:
-    double held_bytes(const plan::Plan& plan);                               // without the step that is run again
+    double held_bytes(const plan::Plan& plan);                               // bytes without the step that is run again
     search::Estimate priced(const plan::Plan& plan, search::Estimate timed); // adds its memory and rates
     struct State;
     std::unique_ptr<State> state_;

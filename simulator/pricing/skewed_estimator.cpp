@@ -17,7 +17,7 @@ plan::Plan at_near_load(const plan::Plan& plan, double load, double spread) {
     return routing::at_load(plan, std::round(load * 200.0) / 200.0, spread);
 }
 
-// Steps are quoted at a load that none of theirs is below, memory at balanced routing: the hottest rank changes from
+// Steps are bounded at a load that none of theirs is below, memory at balanced routing: the hottest rank changes from
 // layer to layer, so that no rank fills up as a step slows down. One bound model for each.
 class SkewedBoundModel : public search::BoundModel {
 public:
@@ -34,9 +34,9 @@ public:
     }
     search::LowerBound bound(int layers, int stages) override {
         const Handles &l = of(layers), &s = of(stages);
-        search::LowerBound quote = time_->bound(l.time, s.time);
-        if (skewed_) quote.memory_bytes = memory_->bound(l.memory, s.memory).memory_bytes;
-        return quote;
+        search::LowerBound bound = time_->bound(l.time, s.time);
+        if (skewed_) bound.memory_bytes = memory_->bound(l.memory, s.memory).memory_bytes;
+        return bound;
     }
     double merged_step_bound(const plan::Plan& plan) override {
         return at_time(plan, &search::BoundModel::merged_step_bound);
@@ -87,11 +87,11 @@ private:
 
     std::unique_ptr<search::BoundModel> time_, memory_;
     routing::LoadTables& tables_;
-    std::vector<Handles> handles_;               // of layers and of stages
-    std::string routing_ = plan::Plan{}.routing; // of the last plan, as
-    std::shared_ptr<const model::Model> model_;  // this is
+    std::vector<Handles> handles_;               // handles of layers and of stages
+    std::string routing_ = plan::Plan{}.routing; // routing of the last plan
+    std::shared_ptr<const model::Model> model_;  // model of the last plan
     bool skewed_ = false;
-    std::map<int, routing::LeastLoad> loads_; // by EP
+    std::map<int, routing::LeastLoad> loads_; // loads by EP
 };
 
 } // namespace

@@ -13,12 +13,12 @@ bool exchanges_rows(const program::Program& program, const program::Op& op) {
 
 double slowed(const CommIntervals& travels, double lost, double start, double seconds) {
     const double rate = 1.0 - lost;
-    double now = start, left = seconds; // work, at full rate
+    double now = start, left = seconds; // left: seconds of work, at full rate
     for (const auto& [from, until] : travels) {
-        if (from >= now + left) break; // done before they leave
+        if (from >= now + left) break; // The op ends before the rows leave.
         const double before = std::max(0.0, from - now);
         const double beside = std::min((left - before) / rate, until - now - before);
-        if (beside <= 0.0) continue; // they have come before it begins, or take no time
+        if (beside <= 0.0) continue; // The rows have come before the op begins, or take no time.
         left -= before + beside * rate;
         now += before + beside;
     }
@@ -45,7 +45,7 @@ double Contention::longer(const program::Program& program, const program::Op& op
 double Contention::for_tokens(const program::Op& op, double start, double seconds, bool spares) const {
     const auto* product = std::get_if<program::GroupedGemmAttr>(&op.attr);
     if (product == nullptr) return slowed(tokens_, price_.lost, start, seconds);
-    if (product->reserved_sms > 0) return 0.0; // priced so
+    if (product->reserved_sms > 0) return 0.0; // The price counts the SMs.
     if (spares) return seconds * (price_.reserved_slowdown - 1.0);
     return tokens_.empty() || tokens_.front().first > start ? 0.0 : tokens_.front().second - start;
 }

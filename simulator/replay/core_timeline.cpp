@@ -56,7 +56,7 @@ private:
         explicit Thread(const program::Program& program) : at(program) {}
         program::OpWalk at;
         Step step = Step::arrive;
-        double start = -1.0; // when the current op began
+        double start = -1.0; // seconds at which the current op began
         double busy = 0.0;
     };
     using Event = std::tuple<double, std::int64_t, int>;
@@ -103,7 +103,7 @@ private:
             if (!meet(rank, o.group)) return park();
         }
         if (t.step == Step::work) return work(rank);
-        next(rank); // back from the second meeting
+        next(rank); // The rank is back from the second meeting.
     }
 
     void finish_work(int rank) {
@@ -164,7 +164,7 @@ private:
         return true;
     }
 
-    using Channel = std::tuple<int, int, int, int>; // source, destination, tag, stage
+    using Channel = std::tuple<int, int, int, int>; // (source, destination, tag, stage)
     struct Mailbox {
         int messages = 0;
         int reader = -1;
@@ -178,7 +178,7 @@ private:
     void put(int rank, const program::PeerAttr& attr) {
         Mailbox& box = mailboxes_[{rank, peer(rank, attr), attr.tag, attr.stage}];
         if (box.reader >= 0) {
-            ready_.push_back(box.reader); // the message goes to it directly
+            ready_.push_back(box.reader); // The message goes to the reader directly.
             box.reader = -1;
         } else {
             ++box.messages;

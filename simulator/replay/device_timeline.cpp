@@ -19,7 +19,7 @@ constexpr double unknown = -1.0;
 
 // Messages between stages and meetings of all stages, by what both sides know.
 struct Exchange {
-    std::unordered_map<std::int64_t, double> sent; // (stage, tag, micro-batch) -> arrival
+    std::unordered_map<std::int64_t, double> sent; // seconds of arrival by (stage, tag, micro-batch)
     struct Meeting {
         int arrived = 0;
         double ready = 0.0;
@@ -113,8 +113,8 @@ public:
 private:
     struct Position {
         std::size_t slot = 0, op = 0;
-        double passed = 0.0, ops = 0.0, layers = 0.0; // ops done, and ops and layers of the whole lane
-        std::vector<double> ended;                    // ops of the slot that are done
+        double passed = 0.0, ops = 0.0, layers = 0.0; // passed: ops done; ops, layers: those of the whole lane
+        std::vector<double> ended;                    // seconds at which ops of the slot ended
     };
     struct Candidate {
         const program::Op* op = nullptr;
@@ -337,9 +337,9 @@ private:
     Contention contention_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
-    std::vector<OpAccess> access_; // by template
+    std::vector<OpAccess> access_; // accesses by template
     std::vector<std::vector<double>> until_;
-    std::vector<std::size_t> silent_from_; // by template: the first op that no communication follows
+    std::vector<std::size_t> silent_from_; // first op that no communication follows, by template
     std::vector<int> layers_;
     double stream_free_[program::stream_count] = {};
     double host_;

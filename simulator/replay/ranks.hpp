@@ -22,16 +22,16 @@ struct RankRun {
     std::shared_ptr<const cost::ProgramCosts> costs;
     std::shared_ptr<const memory::Reuses> reuses; // null: memory is no reason to wait
     cost::ContentionPrice contention;
-    std::vector<program::TimelineRow> rows; // in the order of execution, which is the order of start on each stream
-    std::vector<char> host_bound; // by row: the op started when the host issued it, not when its inputs were there
-    double host_seconds = 0.0;    // when the host had issued everything
+    std::vector<program::TimelineRow> rows; // rows in the order of execution, which is that of start on each stream
+    std::vector<char> host_bound; // whether the op of a row started when the host issued it, not when inputs were there
+    double host_seconds = 0.0;    // seconds until the host had issued everything
 };
 
 // Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot
 // each.
 struct Unit {
     std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
-    std::vector<bool> second;  // by op of both, in the order in which they run: the second lane's; empty: whoever can
+    std::vector<bool> second;  // whether each op in running order is the second lane's; empty: whoever can
     bool merged() const { return !lanes[1].empty(); }
 };
 // in_order: as Program::merges says, which is how our engine runs it.

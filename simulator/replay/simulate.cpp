@@ -33,7 +33,7 @@ std::vector<std::vector<int>> ranks_by_stage(const plan::Plan& plan) {
 struct StagePrograms {
     std::vector<std::shared_ptr<const program::Program>> programs;
     std::vector<std::shared_ptr<const cost::ProgramCosts>> costs;
-    std::vector<std::shared_ptr<const memory::Reuses>> reuses; // by stage
+    std::vector<std::shared_ptr<const memory::Reuses>> reuses; // reuses by stage
 };
 
 StagePrograms lower_all(const plan::Plan& plan, const cost::CostModel& model) {
@@ -142,7 +142,7 @@ void fill_rates(const plan::Plan& plan, search::Estimate& e) {
             model::model_flops_per_token(*plan.model, plan.seq, plan.tp) * e.tokens_per_second_per_gpu / 1e12;
     }
     const double ranks_sharing =
-        plan.hardware->cpu ? plan.gpus : 1.0; // ranks of one process share the machine's memory
+        plan.hardware->cpu ? plan.gpus : 1.0; // The ranks of one process share the machine's memory.
     const double host = plan.hardware->host_memory_bytes;
     e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes && (host == 0.0 || e.host_bytes <= host);
 }

@@ -19,7 +19,7 @@ const char* axis_of(const program::Op& op) {
     if (op.group.domain == plan::Domain::expert) return "expert";
     if (op.group.axes & plan::axis::context) return "context";
     if (op.group.axes & plan::axis::tensor) return "tensor";
-    return "data"; // of the whole job: the gradient norm
+    return "data"; // The gradient norm's group is the whole job.
 }
 
 double exposed_of(const search::Breakdown& b, const std::string& axis) {

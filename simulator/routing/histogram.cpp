@@ -42,7 +42,7 @@ Counts from_csv(const std::string& text, const std::string& path) {
         if (!line.empty() && line.back() == '\r') line.pop_back();
         if (line.empty()) continue;
         std::vector<double> cells = cells_of(line);
-        if (cells.empty() && number == 1) continue; // names of the columns
+        if (cells.empty() && number == 1) continue; // The first line names the columns.
         if (cells.empty())
             refuse("{}: line {}: must be token counts separated by commas: {}", path, number, shown(line));
         counts.push_back(std::move(cells));

@@ -14,7 +14,7 @@ namespace moe::routing {
 namespace {
 
 constexpr int layer_draws = 1024, step_draws = 512;
-constexpr std::uint64_t seed = 0x6d6f652d706c616e; // any fixed number: results must not change from run to run
+constexpr std::uint64_t seed = 0x6d6f652d706c616e; // any fixed number, as results must not change from run to run
 
 std::uint64_t splitmix(std::uint64_t x) { // Steele, Lea and Flood 2014
     x += 0x9e3779b97f4a7c15;
@@ -248,7 +248,7 @@ Quantiles LoadTables::memory(const plan::Plan& plan) {
 // A step takes as long as its most loaded pipeline rank at least, whose layers' hottest ranks have the mean load on
 // average; single layers are more often below it than above.
 LeastLoad LoadTables::least(const plan::Plan& plan) {
-    constexpr double safe = 0.9; // steps are draws
+    constexpr double safe = 0.9; // share that is safe, as steps are draws
     const model::Moe* moe = experts_of(*plan.model);
     if (moe == nullptr || !skewed(plan)) return {};
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -15,7 +15,7 @@ namespace {
 
 using namespace moe;
 
-constexpr std::size_t fewest_calls = 12; // of a family: fewer leave too little when one is taken away
+constexpr std::size_t fewest_calls = 12; // fewest calls of a family: fewer leave too little when one is taken away
 
 // Logarithms of predicted over measured seconds.
 std::vector<double> errors(const machine::Hardware& hardware, const std::string& key,

@@ -25,7 +25,7 @@ using namespace moe::bench;
 
 constexpr int repeats = 10, plays = 5;
 
-// job(rank) on a thread for each.
+// Runs job(rank) on a thread for each rank.
 void on_threads(int ranks, const std::function<void(int)>& job) {
     std::vector<std::thread> threads;
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
@@ -71,7 +71,7 @@ public:
 
     double seconds() const {
         std::vector<double> times;
-        for (int play = 0; play < plays + 1; ++play) { // the first warms up
+        for (int play = 0; play < plays + 1; ++play) { // The first play warms up.
             for (int r = 0; r < ranks_.count(); ++r) {
                 const Record& record = records_[static_cast<std::size_t>(r)];
                 CUDA_CHECK(cudaSetDevice(ranks_[r].device));

@@ -169,7 +169,7 @@ double compare(const Product& p, double seconds) {
 Product product(std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb, int groups = 1) {
     Product p;
     p.shape.m = m, p.shape.n = n, p.shape.k = k, p.shape.transpose_a = ta, p.shape.transpose_b = tb;
-    p.shape.accumulate = ta && !tb; // the gradient of a weight
+    p.shape.accumulate = ta && !tb; // The shape is the gradient of a weight.
     p.groups = groups;
     return p;
 }
@@ -184,11 +184,11 @@ void add_linear(std::vector<Product>& out, std::int64_t rows, std::int64_t n, st
 std::vector<Product> products() {
     std::vector<Product> out;
     for (const std::int64_t n : {64, 128, 256}) add_linear(out, n, n, n);
-    add_linear(out, 512, 16, 512); // a router
+    add_linear(out, 512, 16, 512); // shape of a router
     add_linear(out, 64, 512, 256);
     add_linear(out, 256, 256, 64);
     add_linear(out, 512, 1024, 2048);
-    out.push_back(product(512, 1024, 2048, true, true)); // no step has this form; the table does
+    out.push_back(product(512, 1024, 2048, true, true)); // No step has this form; the table does.
     add_linear(out, 16, 256, 128, 16);
     add_linear(out, 64, 256, 256, 8);
     add_linear(out, 128, 1024, 512, 8);
@@ -197,7 +197,7 @@ std::vector<Product> products() {
 
 } // namespace
 
-// bench-gemm [SECONDS PER SHAPE [PART OF A NAME]]
+// Usage: bench-gemm [SECONDS PER SHAPE [PART OF A NAME]]
 int main(int argc, char** argv) {
     std::string why;
     if (!cpu_supported(why)) {

@@ -44,7 +44,7 @@ Choices draw_choices(const TokenShape& shape, double skew, std::uint64_t seed) {
 std::vector<char> random_rows(std::int64_t elements, Type type, std::uint64_t seed) {
     std::vector<char> out(static_cast<std::size_t>(elements) * size_of(type));
     std::uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
-    const std::int64_t drawn = std::min<std::int64_t>(elements, 4000037); // a prime: rows differ
+    const std::int64_t drawn = std::min<std::int64_t>(elements, 4000037); // A prime makes rows differ.
     for (std::int64_t i = 0; i < drawn; ++i) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         const float value = static_cast<float>(static_cast<std::int32_t>(state >> 32) | 1) * 0x1p-30f;

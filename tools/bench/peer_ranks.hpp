@@ -14,21 +14,21 @@ namespace moe::bench {
 
 struct PeerCase {
     int ranks = 2;
-    TokenShape shape; // capacity 0: as large as the routing needs
+    TokenShape shape; // shape of the calls; capacity 0 = as large as the routing needs
     Type type = Type::bf16;
     int blocks = 24;
     double patience = 10.0;
-    bool quantized = false; // dispatch of rows in E4M3 with their scales; combine as without
+    bool quantized = false; // whether dispatch takes rows in E4M3 with their scales; combine is as without
 
     std::int64_t row_bytes() const {
         return quantized ? shape.cols : shape.cols * static_cast<std::int64_t>(size_of(type));
     }
-    std::int64_t scale_bytes() const { return quantized ? 4 * scale_blocks(shape.cols) : 0; } // of a row
+    std::int64_t scale_bytes() const { return quantized ? 4 * scale_blocks(shape.cols) : 0; } // bytes of a row
 };
 
 // choices[token * top_k + k]: an expert, -1 for a copy that is dropped.
 using Choices = std::vector<std::int32_t>;
-// top_k different experts for each token; with `skew` s, expert e is as likely as (e + 1)^-s before any is taken.
+// Draws top_k experts for each token; with `skew` s, expert e is as likely as (e + 1)^-s before any is taken.
 Choices draw_choices(const TokenShape& shape, double skew, std::uint64_t seed);
 
 // One rank's operands, in the device's memory.
@@ -50,7 +50,7 @@ public:
     PeerRanks(const PeerRanks&) = delete;
     PeerRanks& operator=(const PeerRanks&) = delete;
 
-    const PeerCase& sizes() const { return sizes_; } // with the capacity that was taken
+    const PeerCase& sizes() const { return sizes_; } // sizes with the capacity that was taken
     int count() const { return sizes_.ranks; }
     const PeerRank& operator[](int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
     const std::vector<std::int32_t>& all_counts() const { return all_counts_; }
@@ -67,7 +67,7 @@ public:
         return wait();
     }
     int wait() const;
-    void poison(int rank) const; // whatever ops write becomes 0xff
+    void poison(int rank) const; // makes whatever ops write 0xff
 
 private:
     void count(const std::vector<Choices>& choices);
@@ -78,7 +78,7 @@ private:
     std::vector<std::int32_t> all_counts_;
     std::vector<std::vector<std::int32_t>> row_of_;
     std::vector<char*> memory_;
-    std::int64_t results_ = 0, arena_bytes_ = 0; // offset of the first result in an arena
+    std::int64_t results_ = 0, arena_bytes_ = 0; // results_: offset of the first result in an arena
     int* trouble_ = nullptr;
 };
 

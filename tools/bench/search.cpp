@@ -29,8 +29,8 @@ tools::SearchOptions request(const char* model, const char* hardware, std::int64
     return options;
 }
 
-// Quotes per second of one thread: the best plan's layers with several sets of recomputed modules in its cut.
-double quotes_per_second(search::Estimator& estimator, const plan::Plan& plan, const stack::Stack& stack) {
+// Bounds per second of one thread: the best plan's layers with several sets of recomputed modules in its cut.
+double bounds_per_second(search::Estimator& estimator, const plan::Plan& plan, const stack::Stack& stack) {
     const std::unique_ptr<search::BoundModel> bound_model = estimator.bound_model();
     std::vector<int> layers;
     for (const unsigned set : stack.recompute_sets) {
@@ -40,13 +40,13 @@ double quotes_per_second(search::Estimator& estimator, const plan::Plan& plan, c
     }
     const int stages = bound_model->stage_split(plan);
     double checksum = 0.0;
-    std::int64_t quotes = 0;
+    std::int64_t bounds = 0;
     const Clock::time_point start = Clock::now();
     for (double seconds = 0.0; seconds < 1.0; seconds = std::chrono::duration<double>(Clock::now() - start).count())
-        for (int i = 0; i < 1000; ++i, ++quotes)
+        for (int i = 0; i < 1000; ++i, ++bounds)
             checksum += bound_model->bound(layers[static_cast<std::size_t>(i) % layers.size()], stages).step_seconds;
-    if (!(checksum > 0.0)) fail("quotes of {} add up to {}", plan.model->name, checksum);
-    return static_cast<double>(quotes) / std::chrono::duration<double>(Clock::now() - start).count();
+    if (!(checksum > 0.0)) fail("bounds of {} add up to {}", plan.model->name, checksum);
+    return static_cast<double>(bounds) / std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 void measure(const tools::SearchOptions& options, tools::Table& table) {
@@ -61,14 +61,14 @@ void measure(const tools::SearchOptions& options, tools::Table& table) {
     table.add({fmt::format("{}, {} {}, {}", options.model, options.gpus, options.hardware, options.precisions),
                count(weighed), count(result.evaluated), count(result.priced), tools::seconds_text(result.seconds),
                count(static_cast<double>(weighed) / result.seconds / 2.0),
-               count(quotes_per_second(estimator, plan, request.stack)), fmt::format("{:.0f}", best.tflops_per_gpu)});
+               count(bounds_per_second(estimator, plan, request.stack)), fmt::format("{:.0f}", best.tflops_per_gpu)});
 }
 
 } // namespace
 
 int main() try {
     tools::Table table({"<request", "candidates", "evaluated", "priced", "wall, 2 threads", "weighed/s/core",
-                        "quotes/s/core", "best TFLOPS/GPU"});
+                        "bounds/s/core", "best TFLOPS/GPU"});
     for (const tools::SearchOptions& options :
          {request("DeepSeek-V3", "h100", 1024, "fp8-blockwise"), request("DeepSeek-V3", "h100", 1024, "bf16"),
           request("DeepSeek-V3", "gb200-nvl72", 256, "mxfp8"), request("Qwen3-235B-A22B", "gb200-nvl72", 256, "mxfp8"),

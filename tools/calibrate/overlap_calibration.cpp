@@ -132,7 +132,7 @@ bool moves_tokens(const program::Op& op) {
 void add_losses(const Recorded& apart, const Recorded& overlapped, machine::MeasuredCall& sum) {
     const program::Program alone = lower::lower(apart.plan, 0), program = lower::lower(overlapped.plan, 0);
     for (std::size_t r = 0; r < overlapped.ranks.size(); ++r) {
-        Known<std::pair<int, int>> known; // template, op: the same in both
+        Known<std::pair<int, int>> known; // costs by (template, op), which are the same in both
         for (const program::TimelineRow& row : apart.ranks[r]) known.add({slot_of(alone, row).index, row.op}, row.busy);
         const auto travels = travels_of(overlapped.ranks[r], [&](const program::TimelineRow& row) {
             return moves_tokens(*program::op_of(program, row));
@@ -161,9 +161,9 @@ void add_collective_losses(const Recorded& recorded, machine::MeasuredCall& sum)
             return row.stream == program::Stream::data && program::is_communication(row.kind);
         });
         using Place =
-            std::tuple<plan::SlotKind, int, int>; // of the slot, its chunk; number among the ops that compute there
+            std::tuple<plan::SlotKind, int, int>; // (slot's kind, its chunk, number among the ops that compute there)
         Known<Place> known;
-        std::vector<std::tuple<Place, double, double>> beside; // seconds beside a collective, and of the op
+        std::vector<std::tuple<Place, double, double>> beside; // (place, seconds beside a collective, of the op)
         int slot = -1, number = 0;
         for (const program::TimelineRow& row : rows) {
             if (row.stream != program::Stream::compute) continue;
@@ -191,7 +191,7 @@ void measure_in_step(machine::Hardware& hardware, const std::string& backend, in
     const bench::Point wide[] = {{"mixtral", 4096, 32, 8, 128, 12288, 8, 2, 0, 32768, 4096, 2},
                                  {"qwen3", 2048, 24, 4, 128, 896, 64, 8, 6144, 65536, 4096, 2}},
                        narrow{"qwen3", 1536, 12, 4, 128, 768, 16, 4, 4096, 16384, 2048, 2};
-    machine::Hardware alone = hardware; // without what was measured of other groups, or before
+    machine::Hardware alone = hardware; // hardware without what was measured of other groups, or before
     for (const char* key : program::in_step_keys)
         std::erase_if(alone.measured, [&](const auto& family) { return family.first.rfind(key, 0) == 0; });
     const bench::Sharing experts{.ranks = gpus, .dp = gpus, .ep = gpus};

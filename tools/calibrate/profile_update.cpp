@@ -51,8 +51,8 @@ bool tells(const plan::Plan& plan, const program::Program& program, const progra
 }
 
 void gather(const Run& run, const std::string& folder, bench::CallSamples& samples) {
-    std::map<int, program::Program> programs; // by pipeline rank
-    std::map<int, int> stage;                 // by rank
+    std::map<int, program::Program> programs; // programs by pipeline rank
+    std::map<int, int> stage;                 // stages by rank
     for (std::size_t i = 0; i < run.timeline.ranks.size(); ++i)
         stage[run.timeline.ranks[i]] = run.timeline.pipeline_rank[i];
     for (const program::TimelineRow& row : run.timeline.rows) {

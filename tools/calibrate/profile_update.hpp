@@ -11,9 +11,9 @@
 namespace moe::tools {
 
 struct Feedback {
-    machine::Hardware hardware;                                         // with the calls of the runs
+    machine::Hardware hardware;                                         // hardware with the calls of the runs
     std::map<std::string, std::vector<machine::MeasuredCall>> measured; // those calls alone, by family
-    std::size_t ops = 0;                                                // of the runs' timelines, all ranks
+    std::size_t ops = 0;                                                // ops of the runs' timelines, all ranks
 };
 
 // runs: folders of execute --run-dir, the later one standing where two measured the same. from: the profile that their

@@ -201,7 +201,7 @@ std::string zsh_verb(const VerbText& verb) {
     for (const ArgumentText& argument : verb.arguments) {
         std::string one = zsh_argument(argument);
         if (argument.positional && (several || argument.offer == Offer::words))
-            one.replace(1, 1, fmt::format("{}", ++place)); // the only place where these words stand
+            one.replace(1, 1, fmt::format("{}", ++place)); // These words stand nowhere else.
         text += " \\\n                " + one;
     }
     return text + "\n            ;;\n";

@@ -12,32 +12,32 @@ namespace moe::tools {
 
 // The kinds of values that a shell can offer for an option.
 enum class Offer {
-    nothing, // a number or a free text
+    nothing, // the value is a number or a free text
     words,   // ArgumentText::words
     files,
     folders,
-    models, // names in profiles/models; likewise the next two
+    models, // the value is a name in profiles/models; likewise the next two
     hardware,
     stacks,
-    named, // show's second word, which the word before it says the kind of
+    named, // the value is show's second word, whose kind the word before it says
 };
 
 struct ArgumentText {
     std::string name;  // "--model", "PLAN"
-    std::string value; // the kind of its value, such as MODEL; empty for a flag
+    std::string value; // kind of the value, such as MODEL; empty for a flag
     std::string about;
-    std::string standard; // the value that stands where none is given, empty = none
+    std::string standard; // value that stands where none is given, empty = none
     bool positional = false, required = false, repeats = false;
     Offer offer = Offer::nothing;
-    std::vector<std::string> words; // the values that there are
+    std::vector<std::string> words; // values that there are
 };
 struct VerbText {
     std::string name, about, example;
-    std::vector<ArgumentText> arguments; // positional ones first
+    std::vector<ArgumentText> arguments; // arguments, positional ones first
 };
 struct CommandText {
     std::string name, about, version;
-    std::string footer; // exit statuses
+    std::string footer; // text of the exit statuses
     std::vector<VerbText> verbs;
 };
 

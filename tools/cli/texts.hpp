@@ -9,10 +9,10 @@
 namespace moe::tools {
 
 struct TextOptions : OutputOptions {
-    std::string kind; // bash, zsh or fish
+    std::string kind; // name of the shell: bash, zsh or fish
 };
 struct ManOptions : OutputOptions {
-    bool markdown = false; // the reference of verbs in place of the manual page
+    bool markdown = false; // whether the reference of verbs is made in place of the manual page
 };
 
 void print_completion(const TextOptions& options, const CommandText& command);
@@ -23,7 +23,7 @@ std::string bash_completion(const CommandText& command);
 std::string zsh_completion(const CommandText& command);
 std::string fish_completion(const CommandText& command);
 
-std::string manual_page(const CommandText& command);        // roff, section 1
+std::string manual_page(const CommandText& command);        // manual page in roff, section 1
 std::string reference_of_verbs(const CommandText& command); // Markdown
 
 } // namespace moe::tools

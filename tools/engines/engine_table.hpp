@@ -16,15 +16,15 @@ namespace moe::tools {
 // One saying: of plans for which `when` holds, in releases from `from` up to but not including `until` ("" = no bound).
 // NOLINTNEXTLINE(bugprone-exception-escape): to move an ordered_json may copy its keys
 struct EngineEntry {
-    std::string field; // a plan field or a fact that it says; empty: a setting that no field says
+    std::string field; // plan field or fact that it says; empty: a setting that no field says
     std::string from, until;
     stack::Condition when;
-    nlohmann::ordered_json tests;                           // of `when`, as written
+    nlohmann::ordered_json tests;                           // tests of `when`, as written
     std::vector<std::string> args;                          // flags of a command line, each before its values
     std::map<std::string, nlohmann::ordered_json> parts;    // settings by name, one object for each part
     std::vector<std::pair<std::string, std::string>> words; // modules of a set in the engine's words, "" = has none
-    std::map<std::string, std::string> refusals;            // by part, "" = of every part: why it cannot be said
-    std::string class_name;                                 // of the configuration, empty: as the entries before say
+    std::map<std::string, std::string> refusals;            // reasons by part, "" = every part, why it cannot be said
+    std::string class_name;                                 // class of the configuration; empty: as earlier entries say
 
     bool in_force(const std::string& release) const;
 };
@@ -38,11 +38,11 @@ struct EngineRecipe {
 // NOLINTNEXTLINE(bugprone-exception-escape): to move an ordered_json may copy its keys
 struct EngineTable {
     std::string name;    // "megatron-core"
-    std::string release; // for which the names were looked up; "" where the stacks of the engine say it
-    std::string source;  // of that release
+    std::string release; // release for which the names were looked up; "" where the stacks of the engine say it
+    std::string source;  // source of that release's names
     std::vector<EngineEntry> entries;
-    std::vector<EngineRecipe> recipes;      // the first that holds is the model's
-    nlohmann::ordered_json mixed_precision; // what names of precisions stand for: fields, names, since
+    std::vector<EngineRecipe> recipes;      // recipes, of which the first that holds is the model's
+    nlohmann::ordered_json mixed_precision; // fields, names and since of what names of precisions stand for
 };
 
 // profiles/engines/NAME.json, whose grammar profiles/engines/README.md tells. Throws Error (bad_input) naming the

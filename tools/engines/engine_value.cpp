@@ -49,7 +49,7 @@ std::vector<std::string> translated(const EngineEntry& entry, const std::string&
 }
 
 struct Numbers {
-    std::string first, last; // of "FIRST+LAST"
+    std::string first, last; // first and last text of "FIRST+LAST"
 };
 Numbers both(const std::string& word) {
     const std::size_t plus = word.find('+');
@@ -65,7 +65,7 @@ constexpr std::array made{
 struct ModuleNames {
     const char *embedding, *layer;
     std::array<const char*, 2> head;
-    const char* everywhere; // a module that every part has, "" = none
+    const char* everywhere; // module that every part has, "" = none
 };
 constexpr ModuleNames torchtitan_names{"tok_embeddings", "layers.", {"norm", "output"}, ""};
 constexpr ModuleNames automodel_names{
@@ -87,7 +87,7 @@ Json parts_of(const plan::Plan& plan, const ModuleNames& names) {
     return parts;
 }
 
-// Of the precision of the linear layers, in TFLOP/s.
+// The peak rate in the precision of the linear layers, TFLOP/s.
 double peak_tflops(const plan::Plan& plan) {
     return plan.hardware->peak_flops[static_cast<std::size_t>(plan.precision)] / 1e12;
 }

@@ -25,7 +25,7 @@ struct Settings {
     // The settings of a part ("kwargs", "optimizer", "ddp", "bridge", "config") by name: of one that two entries name
     // the later value.
     nlohmann::ordered_json part(const std::string& name) const;
-    std::string class_name() const; // of the configuration; "TransformerConfig" where no entry says another
+    std::string class_name() const; // class of the configuration; "TransformerConfig" where no entry says another
     std::map<std::string, std::string> environment(const std::string& with_part) const;
 };
 
@@ -33,7 +33,7 @@ struct Settings {
 struct Argument {
     std::string flag;
     std::vector<std::string> values;
-    std::string field; // that says it first, empty: none
+    std::string field; // field that says it first, empty: none
 };
 std::vector<Argument> arguments(const Settings& settings);
 

@@ -8,7 +8,7 @@
 
 namespace moe::tools {
 
-// mixed_precision as a name where the file has its fields, and the fields that a name stands for beside the name.
+// Reads mixed_precision as a name where the file has its fields, and the fields that a name stands for beside the name.
 void expand_bridge(SettingsFile& file, const EngineTable& table);
 
 // The profile whose facts are those of the recipe's model: "deepseek_v3_pretrain_config". Empty where none is known.

@@ -54,7 +54,7 @@ std::string usual_fact(const ReaderTable& reader, const std::string& name) {
     return {};
 }
 
-// Whether all tests are of the one fact.
+// Tells whether all tests are of the one fact.
 bool only_own(const Json& tests, const std::string& field) {
     return std::all_of(tests.items().begin(), tests.items().end(),
                        [&field](const auto& item) { return item.key() == field; });
@@ -70,13 +70,13 @@ bool contradicts(const Json& tests, const Facts& facts) {
 
 } // namespace
 
-// What one entry says of the model, and by which settings.
+// The facts that one entry says of the model, and the settings that say them.
 struct Reading::FactMatch {
-    Facts captured, usual; // by placeholders: from settings of the file, and from what the engine takes without them
+    Facts captured, usual; // facts by placeholder: from the file's settings, and from what the engine takes without
     Facts tested,
         possible; // words of its tests, which hold where all settings are there; possible: the first of several
     std::set<std::string> settings;
-    bool whole = false; // all of its settings are there, with its words
+    bool whole = false; // whether all of its settings are there, with its words
 };
 
 Reading::FactMatch Reading::match(const Line& line) const {
@@ -140,7 +140,7 @@ std::map<std::string, std::string> Reading::facts() const {
     const auto tell = [&facts](const Facts& told) {
         for (const auto& [name, value] : told) facts.try_emplace(name, value);
     };
-    for (const bool current : {true, false}) // words of this release, then those of others
+    for (const bool current : {true, false}) // The words of this release come first, then those of others.
         for (const Match& match : matches) {
             if (match.line->entry->in_force(release_) != current || !match.found.whole) continue;
             const bool new_word =

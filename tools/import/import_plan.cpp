@@ -57,14 +57,14 @@ void set_model(const ImportRequest& request, const Reading& reading, const Reade
         refuse("{}: the model {} is not known: give it by --model", place, shown(file.recipe));
     const model::Model model = name.empty() ? model_of_facts(facts, reader, place) : families::load_model(name);
     import.plan.model = std::make_shared<const model::Model>(model);
-    if (!name.empty() && !reading.says_sizes()) return; // the file leaves the model to others
+    if (!name.empty() && !reading.says_sizes()) return; // The file leaves the model to others.
     for (const FactDifference& differ : differing_facts(facts, model, reader))
         import.findings.push_back({Severity::warning, differ.fact,
                                    fmt::format("{}: {} in the file, {} in the model {}", differ.fact,
                                                shown(differ.file), shown(differ.model), model.name)});
 }
 
-// What the file says and the plan would not, and the other way round.
+// Finds what the file says and the plan would not, and the other way round.
 class Review {
 public:
     Review(const Reading& reading, const ReaderTable& reader, const SettingsFile& file, Import& import,
@@ -103,7 +103,7 @@ private:
             return;
         }
         const std::vector<std::string>* given = reading_.given(setting.name);
-        if (given == nullptr) return; // asked for only beside another
+        if (given == nullptr) return; // The setting is asked for only beside another.
         if (std::any_of(given->begin(), given->end(), has_unknown))
             return unknown(setting, "its value is not in the file");
         if (reading_.without_effect(setting.name, import_.plan)) return;
@@ -124,7 +124,7 @@ private:
     }
 
     void disagree(const Setting& setting, const Reading::Said& said) {
-        if (said.field.rfind("model.", 0) == 0) return; // told as a fact, where it matters
+        if (said.field.rfind("model.", 0) == 0) return; // The field is told as a fact, where it matters.
         find(reader_.is_weak(setting.name) ? Severity::hint : Severity::warning,
              said.field.empty() ? setting.name : said.field,
              fmt::format("{}: {} is {}, the plan that was read says {}", setting.place(), setting.name,
@@ -132,7 +132,7 @@ private:
     }
 
     void missing(const std::string& name, const Reading::Said& said) {
-        if (!used_.empty() && (said.field == "layout" || said.field == "vpp")) return; // said by numbers of layers
+        if (!used_.empty() && (said.field == "layout" || said.field == "vpp")) return; // Numbers of layers say it.
         if (name[0] == '$' || reading_.given(name) != nullptr || used_.count(name) > 0) return;
         if (reading_.without_effect(name, import_.plan) || said.field.rfind("model.", 0) == 0) return;
         const auto usual = reading_.default_of(name, import_.plan);
@@ -191,7 +191,7 @@ const char* to_string(Severity severity) {
 
 Import import_plan(const ImportRequest& request) {
     if (request.files.empty()) refuse("import: no file is given");
-    if (!request.from.empty()) load_reader_table(request.from); // says which there are
+    if (!request.from.empty()) load_reader_table(request.from); // load_reader_table() says which there are.
     SettingsFile file = read_settings(request.files, request.from);
     const ReaderTable reader = load_reader_table(file.format);
     const EngineTable table = load_engine_table(reader.engine);
@@ -201,7 +201,7 @@ Import import_plan(const ImportRequest& request) {
     plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(request.hardware));
     import.stack = stack::load_stack(request.stack, *plan.hardware);
     plan.stack = import.stack.name;
-    import.release = table.release; // of the words; else of the engine that the stack stands for
+    import.release = table.release; // release of the words; else of the engine that the stack stands for
     if (import.release.empty())
         import.release = engine_stack(plan, reader.engine, reader.part == "bridge").engine.release;
     plan.gpus = gpus_of(request, file);

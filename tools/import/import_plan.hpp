@@ -11,7 +11,7 @@ namespace moe::tools {
 
 struct ImportRequest {
     std::vector<std::string> files;
-    std::string from, model, hardware, stack; // empty: as the files, or the hardware, tell
+    std::string from, model, hardware, stack; // names; empty: as the files, or the hardware, tell
     std::int64_t gpus = 0;                    // 0: as the files tell
 };
 
@@ -20,11 +20,11 @@ const char* to_string(Severity severity);
 
 struct Finding {
     Severity severity = Severity::warning;
-    std::string field, message; // field: of the plan, "memory", "model", or a setting's name
+    std::string field, message; // field: name of a plan field, "memory", "model", or a setting's name
 };
 
 struct NotUnderstood {
-    std::string setting, value; // setting: empty for a part of a script
+    std::string setting, value; // setting: name of the setting, empty for a part of a script
     std::string file;
     std::size_t line = 0;
     std::string why;
@@ -35,8 +35,8 @@ struct Import {
     plan::Plan plan;
     stack::Stack stack;
     std::vector<NotUnderstood> unknown;
-    std::vector<Finding> findings;          // of rules, of settings that disagree; not yet of time and memory
-    std::size_t settings = 0, harmless = 0; // in the files, and those among them that change nothing
+    std::vector<Finding> findings;          // findings of rules, of settings that disagree; not yet of time and memory
+    std::size_t settings = 0, harmless = 0; // numbers of settings in the files, and of those that change nothing
 };
 
 // Throws Error (bad_input) naming file and setting for files that cannot be read, for what is missing (model, GPUs) and

@@ -90,7 +90,7 @@ void add_experts(Json& config, const Facts& facts, const std::string& place) {
                                                               : "greedy";
     const std::vector<int> dense = dense_layers(facts);
     config["mlp_only_layers"] = dense;
-    std::size_t first = 0; // leading layers without experts
+    std::size_t first = 0; // number of leading layers without experts
     while (first < dense.size() && dense[first] == static_cast<int>(first)) ++first;
     config["first_k_dense_replace"] = first;
 }
@@ -171,7 +171,7 @@ std::optional<model::Model> read(const Json& config, const std::string& place) {
     try {
         return families::model_from_json(config.dump(), place);
     } catch (const Error&) {
-        return std::nullopt; // not of this architecture
+        return std::nullopt; // The model is not of this architecture.
     }
 }
 

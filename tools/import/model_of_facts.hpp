@@ -13,7 +13,7 @@ namespace moe::tools {
 using Facts = std::map<std::string, std::string>;
 
 struct FactDifference {
-    std::string fact, file, model; // the words of both
+    std::string fact, file, model; // words of the file and of the model for the fact
 };
 // Where the model is another one than the facts say; facts that change neither time nor memory are left out.
 std::vector<FactDifference> differing_facts(const Facts& facts, const model::Model& model, const ReaderTable& reader);

@@ -134,7 +134,7 @@ bool is_whole(const std::string& word) { return word == "$modules" || word == "$
 
 std::optional<std::string> list_of(const std::string& text) {
     if (text.find('[') == std::string::npos) return std::nullopt;
-    std::string bare = text; // names in quotes are the names
+    std::string bare = text; // Names in quotes are the names.
     bare.erase(std::remove_if(bare.begin(), bare.end(), [](char c) { return c == '\'' || c == '"'; }), bare.end());
     const auto members = ListReader(bare).run();
     if (!members) return std::nullopt;
@@ -191,7 +191,7 @@ Capture captured(const Phrase& phrase, const std::vector<std::string>& values, c
         capture.values[phrase.words[0]] = values;
         return capture;
     }
-    if (phrase.words.size() == 1 && phrase.words[0].rfind('$', 0) == 0 && values.size() > 1) { // a list of numbers
+    if (phrase.words.size() == 1 && phrase.words[0].rfind('$', 0) == 0 && values.size() > 1) { // Words list numbers.
         capture.values[phrase.words[0]] = {fmt::format("[{}]", fmt::join(values, ","))};
         return capture;
     }

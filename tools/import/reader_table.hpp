@@ -13,7 +13,7 @@ namespace moe::tools {
 
 // Settings that change nothing in plans for which `when` holds.
 struct Beside {
-    std::vector<std::string> settings; // patterns
+    std::vector<std::string> settings; // patterns of settings' names
     stack::Condition when;
 };
 
@@ -25,7 +25,7 @@ struct FactDefaults {
 
 // A number N in place of a list of layers: "multiples" marks layers 0, N, 2N, ..; "others" all but N - 1, 2N - 1, ..
 struct Frequency {
-    std::string setting, layers, marks; // layers: the setting with their number
+    std::string setting, layers, marks; // layers: the setting with the number of layers
 };
 
 // Names of settings by which an engine cuts layers into stages; empty: it has none of that kind.
@@ -35,11 +35,11 @@ struct StageNames {
 
 struct ReaderTable {
     std::string format;                                       // "megatron-lm"
-    std::string engine;                                       // whose table of words it reads: "megatron-core"
-    std::string part;                                         // of that table: "args", "bridge", "config"
-    std::map<std::string, std::vector<std::string>> defaults; // a value $WORD is that of the plan
+    std::string engine;                                       // engine whose table of words it reads: "megatron-core"
+    std::string part;                                         // part of that table: "args", "bridge", "config"
+    std::map<std::string, std::vector<std::string>> defaults; // default values; $WORD is that of the plan
     std::vector<FactDefaults> facts;
-    std::vector<std::string> harmless; // patterns
+    std::vector<std::string> harmless; // patterns of harmless settings' names
     std::vector<Beside> beside;
     std::map<std::string, std::string> asked_with; // settings that are asked for only where another one is on
     std::vector<std::string> weak;                 // settings that decide only where all others agree
@@ -56,7 +56,7 @@ struct ReaderTable {
 
 // Names in profiles/engines/readers, sorted.
 std::vector<std::string> reader_formats();
-// profiles/engines/readers/FORMAT.json. Throws Error (bad_input) naming the file and the member.
+// Reads profiles/engines/readers/FORMAT.json. Throws Error (bad_input) naming the file and the member.
 ReaderTable load_reader_table(const std::string& format);
 
 } // namespace moe::tools

@@ -18,7 +18,7 @@
 namespace moe::tools {
 namespace {
 
-constexpr int settled = 8, hint = 1; // what a setting weighs that disagrees; hint: a variable, or a weak one
+constexpr int settled = 8, hint = 1; // weights of a setting that disagrees; hint: a variable, or a weak one
 constexpr int passes = 4;
 
 std::int64_t whole(const std::string& text) {
@@ -108,7 +108,7 @@ Reading::Reading(const EngineTable& table, const ReaderTable& reader, const Sett
             found->second = {marks_of(static_cast<int>(std::min<std::int64_t>(every, 1 << 14)), static_cast<int>(count),
                                       frequency.marks)};
         } catch (const Error&) {
-            continue; // a list already
+            continue; // The value is a list already.
         }
     }
 }
@@ -167,7 +167,7 @@ bool Reading::without_effect(const std::string& name, const plan::Plan& plan) co
 int Reading::disagreement(const plan::Plan& plan, const std::string& field, const std::vector<const Line*>& lines,
                           const std::vector<std::string>& names, const std::string& release) const {
     std::map<std::string, std::vector<std::string>> says;
-    std::vector<std::string> implied, own; // that no field says; that this one says
+    std::vector<std::string> implied, own; // implied: settings that no field says; own: those that this one says
     for (const Line* line : lines)
         if (line->entry->field == field)
             for (const Phrase& phrase : line->phrases) add_once(own, phrase.name);
@@ -188,7 +188,7 @@ int Reading::disagreement(const plan::Plan& plan, const std::string& field, cons
         const auto usual = default_of(name, plan);
         bool agree = true;
         if (here != nullptr && std::any_of(here->begin(), here->end(), has_unknown)) {
-            agree = true; // told apart: no value is better than another
+            agree = true; // They are told apart: no value is better than another.
         } else if (here != nullptr && would != says.end()) {
             agree = same_values(*here, would->second, reader_);
         } else if (here != nullptr) {
@@ -229,7 +229,7 @@ std::vector<std::string> Reading::speaking(const std::vector<std::string>& names
 // Whether another value of the field agrees better with the file, which is then set.
 bool Reading::improve(plan::Plan& plan, const std::string& field) {
     std::vector<std::string> names;
-    // What follows from other fields unless a setting says it.
+    // These fields follow from others unless a setting says them.
     if (field == "schedule" && std::none_of(lines_.begin(), lines_.end(), [](const Line& line) {
             return line.entry->field == "schedule" && !line.phrases.empty();
         }))
@@ -250,7 +250,7 @@ bool Reading::improve(plan::Plan& plan, const std::string& field) {
                 const int sum = disagreement(tried, field, lines, names, release);
                 if (sum < best.first) best = {sum, release};
             } catch (const Error&) {
-                continue; // a plan of which the words cannot be said
+                continue; // The words of such a plan cannot be said.
             }
             if (best.first == 0) break;
         }
@@ -265,7 +265,7 @@ bool Reading::improve(plan::Plan& plan, const std::string& field) {
         try {
             for (const auto& [name, value] : choice) set_word(tried, name, value);
         } catch (const Error&) {
-            continue; // told at the end: the plan does not say what the file does
+            continue; // The fault is told at the end: the plan does not say what the file does.
         }
         if (const auto sum = least(tried); sum.first < best.first) {
             best = sum;
@@ -302,7 +302,7 @@ std::map<std::string, Reading::Said> Reading::written(const plan::Plan& plan) co
             try {
                 all[phrase.name] = {said(*line.entry, plan, phrase), line.entry->field};
             } catch (const Error&) {
-                continue; // stages that do not fit the model: told as an impossible plan
+                continue; // Stages that do not fit the model are told as an impossible plan.
             }
         }
     }

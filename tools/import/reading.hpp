@@ -42,16 +42,16 @@ public:
     // The values of a setting: in the file, or what the engine takes where it is not; nothing where neither is known.
     std::optional<std::vector<std::string>> value(const std::string& name, const plan::Plan& plan) const;
     std::optional<std::vector<std::string>> default_of(const std::string& name, const plan::Plan& plan) const;
-    const std::vector<std::string>* given(const std::string& name) const; // in the file, variables by "$NAME"
-    bool known(const std::string& name) const;                            // some entry of the table writes it
+    const std::vector<std::string>* given(const std::string& name) const; // values in the file, variables by "$NAME"
+    bool known(const std::string& name) const;                            // whether some entry of the table writes it
     // Whether the setting has no effect on a plan that is read: by the reader's lists.
     bool without_effect(const std::string& name, const plan::Plan& plan) const;
 
 private:
-    struct Line { // an entry with its phrases
+    struct Line { // entry with its phrases
         const EngineEntry* entry;
         std::vector<Phrase> phrases;
-        std::vector<std::string> fields; // that `when` asks for
+        std::vector<std::string> fields; // fields that `when` asks for
     };
     struct FactMatch;
     FactMatch match(const Line& line) const;
@@ -75,7 +75,7 @@ private:
     const SettingsFile& file_;
     std::string release_;
     std::vector<Line> lines_;
-    std::vector<std::string> releases_; // at which words change, this one first
+    std::vector<std::string> releases_; // releases at which words change, this one first
     std::map<std::string, std::vector<std::string>> given_;
     std::map<std::string, std::string> dialects_;
 };

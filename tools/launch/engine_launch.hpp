@@ -10,20 +10,20 @@
 
 namespace moe::tools {
 
-// Where the job runs: processes = ranks = GPUs.
+// The nodes where the job runs: processes = ranks = GPUs.
 struct Nodes {
-    std::string name; // of the job, of letters, digits and hyphens
+    std::string name; // name of the job, of letters, digits and hyphens
     int count = 1, gpus = 1;
 };
 
 // NOLINTNEXTLINE(bugprone-exception-escape): to move an ordered_json may copy its keys
 struct EngineLaunch {
     std::string engine;          // "megatron-lm"
-    std::string release;         // whose words these are, "0.19.0"
+    std::string release;         // release whose words these are, "0.19.0"
     nlohmann::ordered_json said; // "args", "config" or "class" and "kwargs": what the engine is given
     std::map<std::string, std::string> environment;
-    std::string text;    // of the file
-    bool script = false; // the file is run as it is
+    std::string text;    // text of the file
+    bool script = false; // whether the file is run as it is
 };
 
 // All refuse (Error, bad_input) a plan that the engine cannot express, naming the field, and one that breaks a rule of

@@ -6,14 +6,14 @@
 namespace moe::tools {
 
 struct Job {
-    std::string name;      // of letters, digits and hyphens, as Kubernetes wants it
-    std::string plan_path; // as given
+    std::string name;      // name of letters, digits and hyphens, as Kubernetes wants it
+    std::string plan_path; // path of the plan as given
     std::string plan_json;
-    std::string backend;         // cpu or cuda
+    std::string backend;         // back end: cpu or cuda
     std::string data;            // prefix of the dataset where the job runs
     std::string arguments;       // more words for execute, as they are
     std::string image, claim;    // Kubernetes only: container image, and the volume claim that is mounted at /work
-    int nodes = 1, per_node = 1; // processes = ranks = GPUs
+    int nodes = 1, per_node = 1; // per_node: processes = ranks = GPUs of a node
     int ranks() const { return nodes * per_node; }
 };
 

@@ -23,7 +23,7 @@ std::string known_model(const EngineTable& table, const plan::Plan& plan) {
 }
 
 struct Written {
-    const char *begin, *run; // of the comment: what the file is, and the command that reads it
+    const char *begin, *run; // texts of the comment: what the file is, and the command that reads it
     std::string (*text)(const Json&);
 };
 

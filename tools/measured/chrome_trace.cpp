@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int most_depth = 16;
-constexpr double microsecond = 1e-6, latest = 1e17; // latest: in microseconds, 3000 years
+constexpr double microsecond = 1e-6, latest = 1e17; // latest: 3000 years in microseconds
 constexpr std::string_view step_name = "ProfilerStep#";
 
 enum class Key : unsigned char { other, ph, cat, name, ts, dur, tid, device, stream, correlation, collective };
@@ -42,7 +42,7 @@ struct Event {
     double ts = -1.0, dur = -1.0, tid = 0.0, device = 0.0, stream = -1.0, correlation = -1.0;
 };
 
-// What a category of events stands for. Names of 2020 had capitals.
+// The kind of work that a category of events stands for. Names of 2020 had capitals.
 enum class Sort : unsigned char { nothing, device, call, annotation };
 Sort sort_of(const std::string& category) {
     if (category == "kernel" || category == "gpu_memcpy" || category == "gpu_memset" || category == "Kernel" ||

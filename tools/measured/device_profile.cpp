@@ -40,7 +40,7 @@ std::vector<StepWindow> sorted_windows(std::vector<StepWindow> windows) {
     return windows;
 }
 
-using StepSpans = std::vector<std::map<std::int32_t, Span>>; // by step, then device
+using StepSpans = std::vector<std::map<std::int32_t, Span>>; // spans by step, then device
 
 // Seconds of each step, as a mean over the devices that ran something in it.
 void time_steps(const StepSpans& spans, ProfiledSteps& result) {

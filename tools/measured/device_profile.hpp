@@ -10,23 +10,23 @@
 
 namespace moe::tools {
 
-struct DeviceEvent {               // a kernel, a copy or a fill
-    double start = 0.0, end = 0.0; // seconds, from an origin of the profile's own
-    std::int32_t name = 0;         // into DeviceProfile::names
-    std::int32_t device = 0;       // into DeviceProfile::devices
+struct DeviceEvent {               // kernel, copy or fill
+    double start = 0.0, end = 0.0; // seconds from an origin of the profile's own
+    std::int32_t name = 0;         // index into DeviceProfile::names
+    std::int32_t device = 0;       // index into DeviceProfile::devices
     std::int32_t stream = 0;
-    std::int64_t launch = -1; // correlates with the call that launched it; -1 = not recorded
+    std::int64_t launch = -1; // number that correlates with the call that launched it; -1 = not recorded
 };
 
 struct EventName {
-    std::string kernel;     // demangled; "Memcpy HtoD ..", "Memset .." for copies and fills
-    std::string collective; // what the process group calls the collective, "" where the profile does not say
+    std::string kernel;     // demangled name; "Memcpy HtoD ..", "Memset .." for copies and fills
+    std::string collective; // name that the process group has for the collective, "" where the profile does not say
     bool operator==(const EventName&) const = default;
 };
 
-struct StepWindow { // a step as the host saw it
+struct StepWindow { // step as the host saw it
     std::int64_t number = 0;
-    double start = 0.0, end = 0.0; // seconds
+    double start = 0.0, end = 0.0; // seconds in the profile
 };
 
 struct DeviceProfile {
@@ -34,10 +34,10 @@ struct DeviceProfile {
     std::vector<EventName> names;
     std::vector<std::string> devices;
     std::vector<DeviceEvent> events;
-    std::vector<StepWindow> windows;                   // where the profile names its steps
-    std::unordered_map<std::int64_t, double> launches; // correlation -> seconds at which the host launched
-    std::optional<int> rank, world_size;               // where the profile says them
-    std::string gpu;                                   // the device's name, "" where the profile does not say
+    std::vector<StepWindow> windows;                   // windows of steps, where the profile names them
+    std::unordered_map<std::int64_t, double> launches; // seconds at which the host launched, by correlation
+    std::optional<int> rank, world_size;               // numbers where the profile says them
+    std::string gpu;                                   // name of the device, "" where the profile does not say
 };
 
 // Interns names: a profile has millions of events and a few hundred names.
@@ -55,17 +55,17 @@ private:
 
 struct ProfiledStep {
     std::int64_t number = 0;
-    double seconds = 0.0; // from its first event to that of the next step, of the last to its last event's end; a mean
-                          // over devices
+    double seconds = 0.0; // seconds to the next step's first event, of the last to its last event's end; a mean over
+                          // devices
 };
 
 // The events of whole steps. An event belongs to the step in which the host launched it, since devices run behind.
 struct ProfiledSteps {
-    std::vector<DeviceEvent> events; // by device, then start
+    std::vector<DeviceEvent> events; // events by device, then start
     std::vector<ProfiledStep> steps;
-    double seconds = 0.0;    // of one step: mean over steps and devices
-    std::size_t outside = 0; // events of no step
-    bool said = false;       // the number of steps was said, not found
+    double seconds = 0.0;    // seconds of one step: mean over steps and devices
+    std::size_t outside = 0; // number of events of no step
+    bool said = false;       // whether the number of steps was said, not found
 };
 // said: how many steps the whole profile holds, 0 = as its windows tell. Throws Error (bad_input) naming `place` where
 // neither is known, or nothing ran.

@@ -12,17 +12,17 @@
 namespace moe::tools {
 
 struct KernelRule {
-    std::string label;                    // for several kinds together, as a row of a table says it
-    std::vector<std::string> names;       // patterns, any of which fits
+    std::string label;                    // label for several kinds together, as a row of a table says it
+    std::vector<std::string> names;       // patterns of names, any of which fits
     std::vector<std::string> collectives; // patterns of the collective's name, empty = any or none
-    std::vector<program::OpKind> kinds;   // what such a kernel may be, likeliest first: its name tells no more
-    bool rest = false; // stands only for those of its kinds that no other rule of the same profile is for
+    std::vector<program::OpKind> kinds;   // kinds of op that such a kernel may be, likeliest first: names tell no more
+    bool rest = false; // whether it stands only for those of its kinds that no other rule of the same profile is for
 };
 
 struct KernelTable {
     std::string name;
     std::vector<std::string> stacks; // patterns of names of stacks whose runs it is for
-    std::vector<KernelRule> rules;   // the first that fits counts; those of the base come last
+    std::vector<KernelRule> rules;   // rules, of which the first that fits counts; those of the base come last
 
     // Index of the rule, nothing where no rule fits.
     std::optional<std::size_t> rule_of(const EventName& name) const;

@@ -15,12 +15,12 @@ namespace moe::tools {
 enum class LogField : unsigned char {
     iteration,
     seconds,
-    tokens_per_second,         // of the whole job
-    tokens_per_second_per_gpu, // of one GPU
+    tokens_per_second,         // tokens per second of the whole job
+    tokens_per_second_per_gpu, // tokens per second of one GPU
     tflops,                    // model TFLOP/s of one GPU, as the engine counts them
     loss,
     batch,  // sequences of a step, over the whole job
-    tokens, // of a step, over the whole job
+    tokens, // tokens of a step, over the whole job
     allocated_gib,
     reserved_gib,
 };
@@ -33,10 +33,10 @@ inline const std::optional<double>& value_of(const LogValues& values, LogField f
     return values[static_cast<std::size_t>(field)];
 }
 
-struct LogNumber { // a number of a line: the first one that stands right behind one of these texts
+struct LogNumber { // number of a line: the first one that stands right behind one of these texts
     LogField field{};
     std::vector<std::string> after;
-    double scale = 1.0; // to the unit of the field
+    double scale = 1.0; // factor to the unit of the field
 };
 
 // Lines of one kind: all texts of `has` and none of `lacks` stand in them.
@@ -51,13 +51,13 @@ struct LogLine {
 };
 
 struct LogFormat {
-    std::string name;                // the file's
-    std::string engine;              // as people call it
-    std::string twin;                // a format that is preferred where the lines fit both equally well; "" = none
+    std::string name;                // name of the file
+    std::string engine;              // name of the engine as people call it
+    std::string twin;                // format that is preferred where the lines fit both equally well; "" = none
     std::vector<std::string> start;  // texts of a line with which a run begins
-    std::vector<LogLine> iterations; // the first tells of a step; the others complete steps in their order
-    std::vector<LogLine> memory;     // peaks, now and then
-    std::vector<LogLine> facts;      // what holds for the whole run
+    std::vector<LogLine> iterations; // lines of steps: the first tells of a step; others complete steps in their order
+    std::vector<LogLine> memory;     // lines of memory peaks, now and then
+    std::vector<LogLine> facts;      // lines of what holds for the whole run
 };
 
 // A format in JSON (docs/reference/measurements.md); `place` is named where it is refused.
@@ -69,7 +69,7 @@ std::vector<LogFormat> load_log_formats();
 // Nothing where the text has no such place. Letters, digits and _ before the text make it another word.
 struct FoundNumber {
     double value = 0.0;
-    std::size_t end = 0; // behind the number
+    std::size_t end = 0; // place behind the number
 };
 std::optional<FoundNumber> number_after(std::string_view line, std::string_view text, std::size_t from = 0);
 

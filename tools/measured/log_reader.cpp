@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t most_lines = 20'000'000, most_sources = 4096;
 
 struct Run {
-    std::vector<std::vector<LogValues>> lines; // by kind of LogFormat::iterations
+    std::vector<std::vector<LogValues>> lines; // lines by kind of LogFormat::iterations
     LogValues facts, peaks;
     std::size_t length() const { return lines.front().empty() ? longest_side() : lines.front().size(); }
     std::size_t longest_side() const {
@@ -35,7 +35,7 @@ void complete(LogValues& values, const LogValues& more) {
         if (!values[i]) values[i] = more[i];
 }
 
-// What one rank printed, or all of them where nothing tells them apart.
+// The lines that one rank printed, or all ranks where nothing tells them apart.
 struct Source {
     std::vector<Run> runs;
     std::size_t length() const {
@@ -92,7 +92,7 @@ public:
         log.engine = format_->engine;
         log.format = format_->name;
         for (const Run& run : source.runs) log.runs += run.length() > 0 ? 1 : 0;
-        log.runs -= 1; // the one that a log has in any case
+        log.runs -= 1; // A log has one run in any case.
         LogValues peaks = source.runs[chosen].peaks;
         log.facts = source.runs[chosen].facts;
         log.steps = steps_of(source.runs[chosen]);
@@ -139,7 +139,7 @@ private:
         const auto number = value_of(values, LogField::iteration);
         if (kind == 0 && number && !steps.empty()) {
             const auto last = value_of(steps.back(), LogField::iteration);
-            if (number == last) { // by another rank
+            if (number == last) { // The line is another rank's.
                 raise_memory(steps.back(), values);
                 return complete(steps.back(), values);
             }

@@ -17,11 +17,11 @@ inline constexpr std::uint64_t most_log_bytes = std::uint64_t{4} << 30;
 
 struct TrainingLog {
     std::string engine, format;
-    std::size_t runs = 1;         // that stand one after another in the log; the last whole one is given
-    bool cut = false;             // the last line has no line feed and was left out: its numbers may be cut
+    std::size_t runs = 1;         // number of runs that stand one after another in the log; the last whole one is given
+    bool cut = false;             // whether the last line has no line feed and was left out: its numbers may be cut
     std::vector<LogValues> steps; // lines of that run, in order; seldom every step
     LogValues facts;              // batch and tokens of a step, where the log says them for the whole run
-    std::optional<double> allocated_gib, reserved_gib; // peaks over ranks and steps
+    std::optional<double> allocated_gib, reserved_gib; // peaks in GiB over ranks and steps
 };
 
 // Of several runs the last one counts that has at least half as many lines as the longest. Lines of several ranks may

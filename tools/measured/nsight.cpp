@@ -102,7 +102,7 @@ private:
     void read_kernels() {
         if (!database_.has_table(kernels)) return;
         SqliteRows rows = database_.rows(kernels, event_columns("demangledName"));
-        std::unordered_map<std::int64_t, std::int32_t> known; // by id of the string
+        std::unordered_map<std::int64_t, std::int32_t> known; // names by id of the string
         while (rows.next()) {
             auto at = known.find(rows.integer(6));
             if (at == known.end())

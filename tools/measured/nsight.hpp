@@ -8,7 +8,7 @@
 
 namespace moe::tools {
 
-// Whether the first bytes of a file are those of a SQLite database.
+// Tells whether the first bytes of a file are those of a SQLite database.
 bool is_sqlite(std::string_view first_bytes);
 
 // Reads kernels, copies, fills and graphs of all devices, their launches, and NVTX ranges that are named

@@ -52,7 +52,7 @@ public:
     using pointer = const char*;
     using reference = char;
 
-    PieceIterator() = default; // the end
+    PieceIterator() = default; // the end of the pieces
     explicit PieceIterator(PieceReader* reader) : reader_(reader) {}
     char operator*() const { return reader_->now(); }
     PieceIterator& operator++() {

@@ -11,13 +11,13 @@ namespace moe::tools {
 // differs by more than 10 % and by more than 5 robust deviations: evaluation, a checkpoint, a stalled file system.
 // Where more than a quarter would be outliers the times scatter as a whole, and none is one.
 struct Settled {
-    std::size_t warm_up = 0;           // iterations at the front
-    std::vector<std::size_t> used;     // ascending
-    std::vector<std::size_t> outliers; // ascending
+    std::size_t warm_up = 0;           // number of iterations at the front
+    std::vector<std::size_t> used;     // numbers of the iterations used, ascending
+    std::vector<std::size_t> outliers; // numbers of the outliers, ascending
     double median = 0.0;               // seconds of `used`
-    double low = 0.0, high = 0.0;      // its 10 % and 90 % quantiles, seconds
+    double low = 0.0, high = 0.0;      // 10 % and 90 % quantiles of `used`, seconds
 };
-// seconds: of each iteration, positive, in order; at least one.
+// seconds: time of each iteration, positive, in order; at least one.
 Settled settle(const std::vector<double>& seconds);
 
 // Quantile `share` of sorted values, linear between them.

@@ -18,7 +18,7 @@ public:
     SqliteFile(const SqliteFile&) = delete;
     SqliteFile& operator=(const SqliteFile&) = delete;
 
-    bool has_table(const std::string& name) const; // a real one: views are not read
+    bool has_table(const std::string& name) const; // whether it is a real table: views are not read
     // All rows of a table. A column whose name begins with '?' is null where the table lacks it; another one that is
     // missing is refused by name.
     SqliteRows rows(const std::string& table, const std::vector<std::string>& columns) const;

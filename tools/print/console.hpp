@@ -17,7 +17,7 @@ void print(std::string_view text);
 
 class Console {
 public:
-    // silent: one of several processes, another of which speaks.
+    // silent: this is one of several processes, another of which speaks.
     explicit Console(const OutputOptions& output, bool silent = false) : output_(output), silent_(silent) {}
     ~Console();
     Console(const Console&) = delete;
@@ -49,12 +49,12 @@ public:
     void progress(std::string_view text);
 
 private:
-    int stream() const; // descriptor of what lines go to
+    int stream() const; // descriptor that lines go to
     void clear();
     void warning(std::string_view text);
     OutputOptions output_;
     bool silent_;
-    bool shown_ = false; // a progress line stands on the terminal
+    bool shown_ = false; // whether a progress line stands on the terminal
 };
 
 } // namespace moe::tools

@@ -5,8 +5,8 @@ namespace moe::tools {
 
 struct OutputOptions {
     bool json = false;    // one JSON document on stdout, everything else on stderr
-    bool verbose = false; // every column of tables, and details
-    bool quiet = false;   // results, warnings and errors alone
+    bool verbose = false; // whether every column of tables is shown, and details
+    bool quiet = false;   // whether only results, warnings and errors are shown
 };
 
 } // namespace moe::tools

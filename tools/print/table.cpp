@@ -14,7 +14,7 @@ namespace moe::tools {
 namespace {
 
 constexpr std::size_t gap = 2;        // blanks between columns
-constexpr std::size_t narrowest = 16; // characters to which cells are wrapped at least
+constexpr std::size_t narrowest = 16; // fewest characters to which cells are wrapped
 
 // The lines of one row, whose cells hold as many lines as they need.
 std::string row_text(const std::vector<std::vector<std::string>>& cells, const std::vector<Column>& columns,
@@ -96,7 +96,7 @@ Table::Fitted Table::fitted(int width, int indent) const {
         for (std::size_t i = 0; i < kept.size(); ++i)
             if (columns_[kept[i]].left && (widest == kept.size() || widths[i] > widths[widest])) widest = i;
         if (widest == kept.size() || widths[widest] <= narrowest) break;
-        --widths[widest]; // by turns, so that wide columns end alike
+        --widths[widest]; // The widest shrink by turns, so that wide columns end alike.
     }
     std::vector<Column> columns;
     for (const std::size_t column : kept) columns.push_back(columns_[column]);

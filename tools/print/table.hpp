@@ -20,7 +20,7 @@ struct Column {
 class Table {
 public:
     explicit Table(std::vector<Column> columns);
-    void add(std::vector<std::string> cells); // as many as there are columns
+    void add(std::vector<std::string> cells); // cells: as many as there are columns
     // All lines with the last one's line feed omitted; `indent` blanks before each.
     std::string text(int indent = 0) const;
 
@@ -34,13 +34,13 @@ public:
 private:
     std::size_t width_of(std::size_t column) const;
     std::vector<Column> columns_;
-    std::vector<std::vector<std::string>> rows_; // the headings are the first
+    std::vector<std::vector<std::string>> rows_; // rows, of which the first holds the headings
 };
 
 // The text in lines of at most `width` characters, broken at blanks, else behind one of + , | /, else anywhere.
 std::vector<std::string> wrapped(const std::string& text, std::size_t width);
 
-double gib(double bytes);                  // bytes -> GiB
+double gib(double bytes);                  // bytes in GiB
 std::string gib_text(double bytes);        // "180.8", and "0.019" below 1 GiB
 std::string signed_gib_text(double bytes); // "+180.8", "-0.019"
 std::string seconds_text(double seconds);  // "1.234 s", "56.78 ms", "9.012 us"

@@ -234,16 +234,16 @@ private:
     int device_;
     std::array<cudaStream_t, device::queue_streams> streams_{};
     bool replayed_, capturing_ = false;
-    std::array<cudaGraphExec_t, 2> steps_{}; // without and with stamps
-    device::QueuedStep queued_;              // but its host time
+    std::array<cudaGraphExec_t, 2> steps_{}; // graphs without and with stamps
+    device::QueuedStep queued_;              // facts of the queued step, except its host time
     static constexpr std::size_t kept_launches = 64;
     std::array<double, kept_launches> host_seconds_{};
     std::size_t launches_ = 0;
     std::vector<cudaEvent_t> stamps_, signals_;
     cudaEvent_t forked_ = nullptr;
     std::array<cudaEvent_t, device::queue_streams> joined_{};
-    std::array<cudaEvent_t, 2> played_{}; // around the last step
-    int* marks_ = nullptr;                // by stream, pinned
+    std::array<cudaEvent_t, 2> played_{}; // events around the last step
+    int* marks_ = nullptr;                // pinned marks by stream
 };
 
 // Pageable memory would be copied piece by piece through the driver's own staging, and the host would wait each time.
@@ -269,7 +269,7 @@ public:
     char* allocate(std::size_t size) override {
         void* memory = nullptr;
         if (cudaMallocHost(&memory, size) == cudaSuccess) return static_cast<char*>(memory);
-        cudaGetLastError(); // the next launch's check must not find it
+        cudaGetLastError(); // The next launch's check must not find it.
         return nullptr;
     }
     void release(char* memory) noexcept override { cudaFreeHost(memory); }
@@ -281,7 +281,7 @@ public:
 class CudaDevice : public device::Device {
 public:
     CudaDevice(bool replayed, int device) : queue_(replayed, device) {
-        cuda_gemm_library(); // opened for this GPU before any capture
+        cuda_gemm_library(); // Opens the library for this GPU before any capture.
     }
 
     std::string name() const override {
@@ -297,7 +297,7 @@ public:
         void* memory = nullptr;
         const cudaError_t status = cudaMalloc(&memory, size);
         if (status == cudaErrorMemoryAllocation) {
-            cudaGetLastError(); // the next launch's check must not find it
+            cudaGetLastError(); // The next launch's check must not find it.
             return nullptr;
         }
         check(status, "allocating the arena");

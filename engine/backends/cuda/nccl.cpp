@@ -15,7 +15,7 @@ namespace moe::backends {
 namespace {
 
 struct Functions {
-    std::string missing; // why there is no library
+    std::string missing; // reason why there is no library
     decltype(&ncclGetVersion) version = nullptr;
     decltype(&ncclGetUniqueId) unique_id = nullptr;
     decltype(&ncclCommInitRankConfig) init = nullptr;

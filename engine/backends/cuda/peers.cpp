@@ -29,7 +29,7 @@ struct Shared {
     std::uint64_t process = 0;
     char* memory = nullptr;
     int device = 0;
-    cudaError_t status = cudaSuccess; // of the handle: not every machine shares memory between processes
+    cudaError_t status = cudaSuccess; // status of the handle: not every machine shares memory between processes
     cudaIpcMemHandle_t handle{};
 };
 static_assert(sizeof(Shared) <= sizeof(comm::PeerLibrary::Handle));
@@ -44,7 +44,7 @@ comm::PeerLibrary::Handle share(char* memory) {
     Shared shared{this_process(), memory, 0, cudaSuccess, {}};
     check(cudaGetDevice(&shared.device), "asking for the device");
     shared.status = cudaIpcGetMemHandle(&shared.handle, memory);
-    if (shared.status != cudaSuccess) cudaGetLastError(); // the next launch's check must not find it
+    if (shared.status != cudaSuccess) cudaGetLastError(); // The next launch's check must not find it.
     comm::PeerLibrary::Handle handle{};
     std::memcpy(handle.data(), &shared, sizeof shared);
     return handle;

@@ -11,7 +11,7 @@ namespace moe::data {
 
 namespace {
 
-constexpr std::size_t most_known = 1 << 20; // pieces that are remembered; natural text repeats a few hundred thousand
+constexpr std::size_t most_known = 1 << 20; // number of pieces remembered; natural text repeats a few hundred thousand
 
 std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
@@ -25,7 +25,7 @@ std::vector<std::int32_t> BytePairEncoder::merged(const std::string& piece) cons
     struct Symbol {
         std::int32_t id, before, behind; // -1 at the ends
     };
-    using Candidate = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>; // rank, place, both ids
+    using Candidate = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>; // (rank, place, left, right)
     const auto n = static_cast<std::int32_t>(piece.size());
     std::vector<Symbol> symbols;
     for (std::int32_t i = 0; i < n; ++i)

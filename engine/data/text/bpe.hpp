@@ -20,7 +20,7 @@ public:
     // Throws Error (bad_input) naming the file and the field.
     explicit BytePairEncoder(const std::string& path);
 
-    std::int64_t vocabulary() const { return vocabulary_; } // one more than the highest id
+    std::int64_t vocabulary() const { return vocabulary_; } // number of ids: one more than the highest
     // Appends the ids of a text. `place` names its file in errors. Not for several threads at once: pieces are
     // remembered.
     void encode(std::string_view text, const std::string& place, std::vector<std::int32_t>& ids);
@@ -40,12 +40,12 @@ private:
 
     std::int64_t vocabulary_ = 0;
     std::int32_t byte_id_[256] = {};
-    std::unordered_map<std::string, std::int32_t> whole_; // bytes of every token, where whole pieces are looked up
-    std::unordered_map<std::uint64_t, Merge> merges_;     // by left id << 32 | right id
-    std::vector<Added> added_;                            // longest first
+    std::unordered_map<std::string, std::int32_t> whole_; // ids by bytes of tokens, to look up whole pieces
+    std::unordered_map<std::uint64_t, Merge> merges_;     // merges by left id << 32 | right id
+    std::vector<Added> added_;                            // added tokens, longest first
     bool ignore_merges_ = false;
     std::unique_ptr<Splitter> splitter_;
-    std::unordered_map<std::string, std::vector<std::int32_t>> known_; // pieces seen, up to a limit
+    std::unordered_map<std::string, std::vector<std::int32_t>> known_; // ids of pieces seen, up to a limit
 };
 
 } // namespace moe::data

@@ -54,7 +54,7 @@ icu::UnicodeString utf16(std::string_view text, const std::string& place) {
     out.releaseBuffer(U_SUCCESS(status) ? length : 0);
     if (U_SUCCESS(status)) return out;
     std::int32_t at = 0;
-    while (at < bytes) { // the first sequence that is cut or wrong
+    while (at < bytes) { // The loop ends at the first sequence that is cut or wrong.
         const std::int32_t before = at;
         UChar32 c = 0;
         U8_NEXT(text.data(), at, bytes, c);

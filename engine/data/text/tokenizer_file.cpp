@@ -204,7 +204,7 @@ private:
     std::string path_;
     BytePairEncoder& encoder_;
     bool byte_level_ = false;
-    std::unordered_map<std::string, std::int32_t> ids_; // of tokens as they are written
+    std::unordered_map<std::string, std::int32_t> ids_; // ids of tokens as they are written
     std::unordered_map<std::string, char> byte_of_;
 };
 

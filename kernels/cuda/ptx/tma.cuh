@@ -9,7 +9,7 @@
 
 namespace moe::cuda::ptx {
 
-struct Box { // corner
+struct Box { // corner of the box
     int inner, row, plane;
 };
 

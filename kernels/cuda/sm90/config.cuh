@@ -11,14 +11,14 @@
 
 namespace moe::cuda::sm90 {
 
-enum class Pair : std::uint8_t { along_m, along_n };   // the tiles of a cluster share B, or A
-enum class Turns : std::uint8_t { together, in_turn }; // the warpgroups halve a tile, or take every second one
+enum class Pair : std::uint8_t { along_m, along_n };   // The tiles of a cluster share B, or A.
+enum class Turns : std::uint8_t { together, in_turn }; // The warpgroups halve a tile, or take every second one.
 enum class Update : std::uint8_t { store, add };       // C =, or +=: fetched, added to in shared memory, stored
-enum class Sides : std::uint8_t { given, swapped };    // swapped operands make C of a gradient transposed
+enum class Sides : std::uint8_t { given, swapped };    // Swapped operands make C of a gradient transposed.
 
 inline constexpr int gradient_k = 64; // contracted elements of a gradient's stage
 
-struct Maps { // planes: the groups of a weight or its gradient, one of routed rows
+struct Maps { // maps with a plane for each group of a weight or its gradient, or one of routed rows
     CUtensorMap a, b, c;
 };
 
@@ -31,23 +31,23 @@ struct Config {
     static constexpr int tile_m = 128, tile_n = columns, stages = stage_count, buffers = buffer_count;
     static constexpr Pair pair = neighbours;
     static constexpr Update update = result;
-    static constexpr int ctas = 2; // of a cluster
+    static constexpr int ctas = 2; // CTAs of a cluster
     static constexpr bool in_turn = warpgroups == Turns::in_turn;
-    static constexpr int halves = in_turn ? 2 : 1; // of a tile's rows that a warpgroup computes
+    static constexpr int halves = in_turn ? 2 : 1; // halves of a tile's rows that a warpgroup computes
     static constexpr Work work = in_turn ? Work::in_turn : Work::together;
     static constexpr bool wgrad = form == GroupedProduct::wgrad;
     static constexpr bool swapped = operands == Sides::swapped;
     static constexpr bool transposed_a = wgrad, transposed_b = form != GroupedProduct::forward;
-    static constexpr int tile_k = wgrad ? gradient_k : 64; // of a stage
+    static constexpr int tile_k = wgrad ? gradient_k : 64; // contracted elements of a stage
     static constexpr int box_bytes = tile_k * 128, a_boxes = tile_m / 64, b_boxes = tile_n / 64;
     static constexpr int stage_bytes = (a_boxes + b_boxes) * box_bytes;
     static constexpr int consumers = 2, threads = 128 * (1 + consumers), readers = 1 + 128 * consumers;
     static constexpr int buffer_bytes = 8192, result_columns = wgrad ? 32 : 64;
     static constexpr int parts = tile_n / result_columns;
     static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * buffer_bytes;
-    static constexpr int tiles = 4, tile_bytes = 32; // announced ahead of their loads
+    static constexpr int tiles = 4, tile_bytes = 32; // tiles announced ahead of their loads
     static constexpr int barrier_bytes = 2 * stages * 8 + consumers * buffers * 8 + 2 * tiles * 8;
-    static constexpr int alignment = 1024; // of the swizzle
+    static constexpr int alignment = 1024; // alignment that the swizzle needs
     static constexpr int shared_bytes = alignment + ring_bytes + result_bytes + tiles * tile_bytes + barrier_bytes;
     static constexpr int cluster_m = tile_m * (pair == Pair::along_m ? ctas : 1);
     static constexpr int cluster_n = tile_n * (pair == Pair::along_n ? ctas : 1);
@@ -89,10 +89,10 @@ struct Ring { // position in the stages; the parity turns with every round
     }
 };
 
-struct Tile {            // of one CTA
+struct Tile {            // tile of one CTA
     int group, row, col; // corner in the group's C; no group: there is no tile
-    int rows_left;       // of C from the corner on; none where the neighbour has the last tile
-    int routed;          // first routed row: of the tile, or of the depth
+    int rows_left;       // rows of C from the corner on; none where the neighbour has the last tile
+    int routed;          // first routed row of the tile, or of the depth
     int depth;
 };
 

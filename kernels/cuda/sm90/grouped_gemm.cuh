@@ -87,7 +87,7 @@ __device__ void give_turn(int consumer) {
 }
 
 template <class C>
-using Sums = float[C::halves][C::tile_n / 2]; // of a thread, by 64 rows of the tile
+using Sums = float[C::halves][C::tile_n / 2]; // sums of a thread, by 64 rows of the tile
 
 // The products of one tile, `halves` times 64 of its rows. One stage's are still computed while the next one's are
 // issued; the first sets the sums. The last step of a gradient has products of 16 rows as far as there are any: a loop
@@ -98,7 +98,7 @@ __device__ void multiply_halves(const Shared<C>& shared, Ring<C::stages>& ring, 
     constexpr int slices = C::tile_k / 16;
     const int whole = C::wgrad ? tile.depth / C::tile_k : steps<C>(tile);
     const int rest = C::wgrad ? ceil_div(tile.depth % C::tile_k, 16) : 0;
-    std::uint64_t a = 0, b = 0; // the stage's operands
+    std::uint64_t a = 0, b = 0; // descriptors of the stage's operands
     int last = -1;              // stage whose products may be under way
     const auto await_stage = [&] {
         ptx::wait(shared.full(ring.stage), ring.parity);
@@ -137,7 +137,7 @@ __device__ void multiply_halves(const Shared<C>& shared, Ring<C::stages>& ring, 
         last = ring.stage;
         ring.advance();
     }
-    if (C::in_turn) give_turn<C>(consumer ^ 1); // all stages of the tile have come
+    if (C::in_turn) give_turn<C>(consumer ^ 1); // All stages of the tile have come.
     ptx::wait_products<0>();
 #pragma unroll
     for (int h = 0; h < halves; ++h) ptx::settle(sum[h]);
@@ -198,7 +198,7 @@ __device__ void run(const Maps& maps, const Grouped& p, const void* memory, cons
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::stages; ++i) {
             ptx::init_barrier(shared.full(i), 1);
-            ptx::init_barrier(shared.empty(i), C::ctas * 4 * (C::in_turn ? 1 : C::consumers)); // the warps of all CTAs
+            ptx::init_barrier(shared.empty(i), C::ctas * 4 * (C::in_turn ? 1 : C::consumers)); // warps of all CTAs
         }
         for (int i = 0; i < C::consumers * C::buffers; ++i) ptx::init_barrier(shared.fetched(0, i), 1);
         for (int i = 0; i < C::tiles; ++i) {
@@ -222,7 +222,7 @@ __device__ void run(const Maps& maps, const Grouped& p, const void* memory, cons
         ptx::take_registers<232>();
         consume(shared, warpgroup - 1);
     }
-    ptx::cluster_sync(); // the neighbour may still arrive here
+    ptx::cluster_sync(); // The neighbour may still arrive here.
 }
 
 template <class C>

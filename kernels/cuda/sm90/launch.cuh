@@ -14,7 +14,7 @@
 
 namespace moe::cuda::sm90 {
 
-// cuTensorMapEncodeTiled, through the runtime: the kernels link no driver library. Null where there is none.
+// Finds cuTensorMapEncodeTiled through the runtime: the kernels link no driver library. Null where there is none.
 inline auto map_encoder() {
     using Encoder = decltype(&cuTensorMapEncodeTiled);
     static const Encoder found = [] {

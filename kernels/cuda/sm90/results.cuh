@@ -34,12 +34,12 @@ public:
     // One piece `of` so many of the tile's columns; all of them unless asked for less.
     template <int of = 1>
     __device__ void write(const Tile& tile, const float (&sum)[C::halves][C::tile_n / 2], int piece = 0) {
-        int done = 0; // parts
+        int done = 0; // number of parts done
 #pragma unroll
         for (int h = 0; h < C::halves; ++h) {
             const int left = tile.rows_left - first_row(h), row = (C::wgrad ? tile.row : tile.routed) + first_row(h);
             if (left <= 0) break;
-            const bool whole = C::wgrad || left >= 64; // beyond its rows a gradient's map takes nothing
+            const bool whole = C::wgrad || left >= 64; // Beyond its rows a gradient's map takes nothing.
 #pragma unroll
             for (int i = 0; i < C::parts / of; ++i, ++done) {
                 const int part = piece * (C::parts / of) + i;
@@ -61,7 +61,7 @@ public:
                         each_box({col, row, C::wgrad ? tile.group : 0}, buffer,
                                  [&](ptx::Box at, unsigned from) { ptx::store_box(map_, at, from); });
                     }
-                    ptx::commit_stores(); // perhaps of nothing: a buffer's turn is counted in groups
+                    ptx::commit_stores(); // The group may be empty: a buffer's turn is counted in groups.
                     if (C::update == Update::add && done > 0 && done - 1 + C::buffers < parts_of(tile)) {
                         ptx::wait_stores_read<1>();
                         fetch(tile, done - 1 + C::buffers);
@@ -76,7 +76,7 @@ public:
     }
 
 private:
-    __device__ int first_row(int half) const { return (C::in_turn ? half : consumer_) * 64; } // in the tile
+    __device__ int first_row(int half) const { return (C::in_turn ? half : consumer_) * 64; } // row in the tile
     __device__ int across(const Tile& tile) const {
         const int parts = ceil_div(p_.n - tile.col, C::result_columns);
         return parts < C::parts ? parts : C::parts;

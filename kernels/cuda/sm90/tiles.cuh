@@ -11,13 +11,13 @@ namespace moe::cuda::sm90 {
 // (forward, dgrad) or the depth (wgrad); what is not known is 0.
 struct Grouped {
     int groups = 0, m = 0, n = 0, depth = 0, capacity = 0;
-    const std::int32_t* counts = nullptr; // null: all rows are of the one group
+    const std::int32_t* counts = nullptr; // counts of rows by group; null: all rows are of the one group
 };
 
 struct ClusterTile {
-    int group;     // the group's B (forward, dgrad) or C (wgrad)
-    int first_row; // of the group among all routed rows
-    int rows;      // of the group
+    int group;     // group of B (forward, dgrad) or C (wgrad)
+    int first_row; // first row of the group among all routed rows
+    int rows;      // rows of the group
     int row, col;  // corner in the group's C
 };
 
@@ -127,7 +127,7 @@ private:
     }
 
     const Grouped& p_;
-    int down_, across_, stride_, tile_; // of the group
+    int down_, across_, stride_, tile_; // tiles of the group, and the next one
     int group_ = -1, count_ = INT_MAX, first_row_ = 0, rows_ = 0;
 };
 

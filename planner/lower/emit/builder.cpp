@@ -54,7 +54,7 @@ program::Dtype Builder::quantized_dtype() const {
 
 int Builder::open(plan::SlotKind kind, int chunk) {
     program_.templates.push_back({kind, chunk, {}});
-    program_.templates.back().ops.reserve(64); // growing moves every op; one layer has about as many
+    program_.templates.back().ops.reserve(64); // Growing moves every op; one layer has about as many.
     open_ = static_cast<int>(program_.templates.size()) - 1;
     chunk_ = chunk;
     return open_;
@@ -64,7 +64,7 @@ program::TensorId Builder::tensor(std::string name, program::Dtype dtype, std::i
                                   double expected_rows) {
     program::Tensor t;
     if (layer >= 0) {
-        const std::string number = std::to_string(layer); // searches name millions of tensors
+        const std::string number = std::to_string(layer); // Searches name millions of tensors.
         t.name.reserve(number.size() + name.size() + 6);
         t.name.append("layer").append(number).append(".").append(name);
     } else {

@@ -27,7 +27,7 @@ double bytes_of_rows(const Builder& b, program::TensorId id, std::int64_t rows) 
     return b.at(id).expected_bytes() * static_cast<double>(rows) / static_cast<double>(b.at(id).rows);
 }
 
-// attr.m rows of y from as many of x; attr says which.
+// Computes attr.m rows of y from as many of x; attr says which.
 void forward_rows(Builder& b, const Linear& linear, program::TensorId x, program::TensorId y, program::GemmAttr attr) {
     attr.n = linear.weight.n;
     attr.k = linear.weight.k;
@@ -175,7 +175,7 @@ program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::
     const program::TensorId operand = operand_of(b, linear, x);
     linear.rows = b.at(operand).rows;
     std::int64_t pieces = reduction_pieces;
-    while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // the sequence is divisible by tp
+    while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // The sequence is divisible by tp.
     const std::int64_t piece = linear.rows / pieces;
     const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
     const program::TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);

@@ -93,7 +93,7 @@ void ParameterSet::boundary(int layer) {
         closed_.assign(closed_.size(), true);
         return;
     }
-    if (!behind_layer || plan_.pp > 1) return; // the chunk is the bucket: its reduction runs under the other chunks
+    if (!behind_layer || plan_.pp > 1) return; // The chunk is the bucket: its reduction runs under the other chunks.
     for (std::size_t i = 0; i < buckets_.size(); ++i)
         if (buckets_[i].decayed + undecayed_[i] >= cut_elements(buckets_[i])) closed_[i] = true;
 }
@@ -195,7 +195,7 @@ void ParameterSet::seal(program::Program& program, bool list) {
 // One view of the source and one of both quantized forms for every key; see QuantizeAttr.
 void ParameterSet::add_matrices(program::Program& program, std::size_t index) {
     program::Bucket& b = buckets_[index];
-    std::vector<std::pair<std::int64_t, const std::string*>> order; // as they lie in the bucket
+    std::vector<std::pair<std::int64_t, const std::string*>> order; // keys as they lie in the bucket
     for (const auto& [key, entry] : keys_)
         if (entry.bucket == static_cast<int>(index)) order.emplace_back(entry.offset, &key);
     std::sort(order.begin(), order.end());
@@ -210,7 +210,7 @@ void ParameterSet::add_matrices(program::Program& program, std::size_t index) {
                  m.k, entry.offset);
         const auto view = [&](program::TensorId base, const char* what, std::int64_t forms) {
             const program::Tensor whole =
-                program.tensors[static_cast<std::size_t>(base)]; // a copy: tensors are added below
+                program.tensors[static_cast<std::size_t>(base)]; // The copy stays valid while tensors are added below.
             const program::TensorId id =
                 add_flat(program, *key + what, whole.dtype, whole.storage, forms * rows, b.chunk);
             program::Tensor& t = program.tensors[static_cast<std::size_t>(id)];
@@ -297,7 +297,7 @@ Weight ParameterSet::weight(program::Program& program, const std::string& key, s
         t.name = key + what;
         t.dtype = whole.dtype;
         t.storage = whole.storage;
-        t.rows = forms * n; // of which a product reads one
+        t.rows = forms * n; // rows of all forms, of which a product reads one
         t.cols = k;
         t.expected_rows = static_cast<double>(n);
         t.chunk = chunk_;

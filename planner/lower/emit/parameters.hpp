@@ -56,14 +56,14 @@ private:
     struct Key {
         int bucket = -1;
         bool decay = true;
-        std::int64_t offset = 0; // within the decayed or the undecayed part
+        std::int64_t offset = 0; // offset within the decayed or the undecayed part
         std::int64_t elements = 0;
-        std::size_t first = 0, count = 0; // in parameters_: matrices of one width
+        std::size_t first = 0, count = 0; // range in parameters_: matrices of one width
         int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<program::TensorId, program::TensorId>> views;
     };
-    void add_buffers(program::Program& program);                     // adds those of resharded buckets
-    void add_matrices(program::Program& program, std::size_t index); // those of a bucket quantized in blocks
+    void add_buffers(program::Program& program);                     // adds buffers of resharded buckets
+    void add_matrices(program::Program& program, std::size_t index); // adds matrices of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
     int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low);
     std::int64_t cut_elements(const program::Bucket& bucket) const;

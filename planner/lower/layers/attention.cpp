@@ -70,7 +70,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
                     true);
         Norm::declare(set, key_ + ".kv_norm", at + "kv_a_layernorm.weight", a_.kv_lora);
         set.declare(key_ + ".kv_up", {dense(at + "kv_b_proj.weight", heads * (nope + a_.v_dim), a_.kv_lora, 0, 0.02)},
-                    !a_.sparse()); // products head by head stay in BF16
+                    !a_.sparse()); // Products head by head stay in BF16.
         if (a_.indexes()) declare_indexer(set);
         break;
     }
@@ -117,7 +117,7 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     b.module = program::Module::attn_out;
     out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
-    out_.shared_input = true; // attention's backward keeps its BF16 output anyway
+    out_.shared_input = true; // Attention's backward keeps its BF16 output anyway.
     program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);

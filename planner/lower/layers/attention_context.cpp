@@ -57,7 +57,7 @@ HeadPieces packed_pieces(const program::AttentionAttr& a) {
 // A step of the ring: keys and values side by side, as they travel.
 program::AttentionAttr ring_step(program::AttentionAttr a, int ring, int step, bool merge) {
     a.ring = ring, a.step = step, a.merge = merge;
-    if (step == 0) return a; // where they were computed
+    if (step == 0) return a; // The first step reads keys where they were computed.
     a.k_stride = a.v_stride = key_columns(a) + value_columns(a);
     a.k_offset = 0;
     a.v_offset = key_columns(a);
@@ -83,7 +83,7 @@ program::TensorId next_of_ring(emit::Builder& b, program::TensorId x, const std:
 program::TensorId AttentionLayer::travelling(emit::Builder& b) const {
     const program::TensorId kv =
         b.tensor("kv_ring0", b.at(k_).dtype, b.at(k_).rows, key_columns(attr_) + value_columns(attr_));
-    if (k_ == v_) { // neighbours in the packed row
+    if (k_ == v_) { // Keys and values are neighbours in the packed row.
         columns(b, k_, kv, {b.at(kv).cols, attr_.k_offset, 0, false});
     } else {
         columns(b, k_, kv, {key_columns(attr_), attr_.k_offset, 0, false});
@@ -99,7 +99,7 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
     b.module = program::Module::core_attn;
     attr_ = attr;
     attr_.deterministic = b.plan().deterministic;
-    const program::TensorId rotated = q; // packed queries, keys and values are quantized once
+    const program::TensorId rotated = q; // Packed queries, keys and values are quantized once.
     const HeadPieces pieces = k == rotated ? packed_pieces(attr) : HeadPieces{};
     const auto operand = [&](program::TensorId x, const char* name) {
         return to_heads(b, low(b, x, name), name, pieces);
@@ -125,7 +125,7 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
             step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : program::no_tensor;
         std::vector<program::TensorId> in{q_, step == 0 ? k_ : kv, step == 0 ? v_ : kv};
         if (step > 0)
-            in.insert(in.end(), {program::no_tensor, o_, lse_}); // sinks join the sum once
+            in.insert(in.end(), {program::no_tensor, o_, lse_}); // Sinks join the sum once.
         else if (sinks != program::no_tensor)
             in.push_back(sinks);
         program::Op& op =
@@ -162,7 +162,7 @@ void AttentionLayer::attend_backward(emit::Builder& b, program::TensorId doutput
     doutput = to_heads(b, low(b, doutput, "attn_dout"), "attn_dout");
     const program::TensorId packed = dq == dk ? dq : program::no_tensor;
     const program::TensorId outside[] = {dq, dk, dv};
-    if (by_heads(b)) { // gradients of this rank's heads, sent back below
+    if (by_heads(b)) { // The gradients are of this rank's heads, sent back below.
         dq = like(b, q_, "attn_dq");
         dk = packed != program::no_tensor ? dq : like(b, k_, "attn_dk");
         dv = packed != program::no_tensor ? dq : like(b, v_, "attn_dv");

@@ -188,7 +188,7 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
     }
     program::TensorId rows = program::no_tensor, low = program::no_tensor, probs = program::no_tensor;
     if (quantizes_tokens(b)) low = permute_low(b, x, whole, name);
-    if (low == program::no_tensor || !forward) { // what wgrad reads of a gradient is not quantized
+    if (low == program::no_tensor || !forward) { // What wgrad reads of a gradient is not quantized.
         rows = b.activation(name + ".permuted", sent_rows(b), h);
         b.emit(program::OpKind::permute, {x, row_of_}, {rows}, whole);
     }

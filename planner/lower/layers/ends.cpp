@@ -31,7 +31,7 @@ program::TensorId EmbeddingLayer::forward(emit::Builder& b, program::TensorId id
     const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
     const program::TensorId x = b.activation("embedding", b.gathered_tokens(), model_.hidden);
     program::Op& op = b.emit(program::OpKind::embedding, {ids, table.value}, {x});
-    op.bytes = 2.0 * b.at(x).expected_bytes(); // only the rows looked up are read
+    op.bytes = 2.0 * b.at(x).expected_bytes(); // Only the rows looked up are read.
     return b.scatter_tokens(x, "embedding_local");
 }
 

@@ -10,7 +10,7 @@ namespace {
 // Widths of the projection's parts of a token: gate and input of the heads, keys and queries of the groups (the state
 // space model's B and C), a step width per head.
 struct Widths {
-    std::int64_t inner, groups, heads; // elements
+    std::int64_t inner, groups, heads; // widths in elements
     std::int64_t projected() const { return 2 * inner + 2 * groups + heads; }
     std::int64_t convolved() const { return inner + 2 * groups; }
 };

@@ -91,7 +91,7 @@ program::TensorId AttentionLayer::mla_core_backward(emit::Builder& b, program::T
     const std::int64_t tokens = b.gathered_tokens();
     const auto width = [&](program::TensorId x) {
         return b.at(x).elements() / tokens;
-    }; // of this rank's tokens and heads
+    }; // columns per token of this rank's heads
     const program::TensorId dq_rope = b.activation("dq_rope", tokens, width(q_));
     const program::TensorId dk = b.activation("dk", tokens, width(k_));
     const program::TensorId dv = b.activation("dv", tokens, width(v_));

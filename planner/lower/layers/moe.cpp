@@ -143,7 +143,7 @@ program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
     }
     const program::TensorId dtravels = moe_.latent > 0 ? emit::linear_backward(b, latent_down_, din.rows) : din.rows;
     const program::TensorId drouter = emit::linear_backward(b, gate_, dbalanced);
-    if (moe_.branch_norms) { // three norms of one input: what each hands on joins the next
+    if (moe_.branch_norms) { // Three norms share one input: what each hands on joins the next.
         const program::TensorId dx = branch(expert_norm_, dtravels, branch(router_norm_, drouter, dy));
         return shared_ ? norm_.backward(b, dshared, dx) : dx;
     }
@@ -289,7 +289,7 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     b.module = program::Module::experts;
     program::TensorId dprobs_bias = program::no_tensor;
     const program::GroupedBiasAttr share{1.0 / b.plan().etp};
-    if (moe_.expert_bias && early) { // no wgrad that could wait: the gradient of the routing weights goes on from here
+    if (moe_.expert_bias && early) { // No wgrad could wait: the gradient of the routing weights goes on from here.
         dprobs_bias = b.tensor("dprobs_bias", program::Dtype::f32, cap, 1, expected);
         b.emit(program::OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_},
                {fc2_bias_.gradient, dprobs_bias}, share);
@@ -313,7 +313,7 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     const program::TensorId dh = b.activation("expert_dfc1", cap, inner, expected);
     std::vector<program::TensorId> out{dh, early ? dprobs : program::no_tensor};
     program::TensorId act = program::no_tensor, dh_low = program::no_tensor;
-    if (b.by_rows()) { // the activation again, for wgrad: written once, where widening would read and write
+    if (b.by_rows()) { // The activation is written once more for wgrad, where widening would read and write.
         act = b.activation("expert_act_again", cap, f, expected);
         if (emit::quantizes_as_written(b, f, kind_.gated ? 2 : 1))
             dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, inner, expected);

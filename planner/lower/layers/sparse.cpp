@@ -12,7 +12,7 @@
 namespace moe::layers {
 namespace {
 
-double pairs_of(const program::AttentionAttr& a) { // of queries and keys, of one head
+double pairs_of(const program::AttentionAttr& a) { // pairs of queries and keys of one head
     return static_cast<double>(a.batch) * static_cast<double>(a.seq_q) * static_cast<double>(a.picked);
 }
 
@@ -55,7 +55,7 @@ bool any_shares(const model::Model& model) {
 void AttentionLayer::declare_indexer(emit::ParameterSet& set) const {
     const std::int64_t h = model_.hidden, width = static_cast<std::int64_t>(a_.indexer_heads) * a_.indexer_dim;
     const std::string at = hf_ + "self_attn.indexer.";
-    const auto whole = [&at](const char* name, std::int64_t rows, std::int64_t cols) { // on every rank of TP
+    const auto whole = [&at](const char* name, std::int64_t rows, std::int64_t cols) { // TP ranks hold it whole.
         return matrix(at + name, plan::Domain::dense, rows, cols, -1, 0.02);
     };
     set.declare(key_ + ".index_q", {whole("wq_b.weight", width, a_.q_lora > 0 ? a_.q_lora : h)}, true);
@@ -94,20 +94,20 @@ program::TensorId AttentionLayer::pick_keys(emit::Builder& b, program::TensorId 
     index_attr_.heads = a_.indexer_heads;
     index_attr_.kv_heads = 1;
     index_attr_.qk_dim = index_attr_.v_dim = a_.indexer_dim;
-    index_attr_.picked = 0; // all keys before a query are compared
+    index_attr_.picked = 0; // All keys before a query are compared.
     index_attr_.kept = any_shares(model_);
     program::Op& op =
         b.emit(program::OpKind::pick_keys, {index_queries_, index_keys_, head_weights_}, {keys}, index_attr_);
     const double compared = static_cast<double>(b.gathered_tokens()) * static_cast<double>(attr_.seq_k) / 2.0;
     op.flops = 2.0 * compared * static_cast<double>(width);
-    op.bytes += 2.0 * sizeof(float) * compared; // scores, written and read by the choice of the largest
+    op.bytes += 2.0 * sizeof(float) * compared; // Scores are written, and read by the choice of the largest.
     return keys;
 }
 
 // The attention's probabilities of the picked keys once more, and the indexer's scores of them forward and backward.
 void AttentionLayer::pick_keys_backward(emit::Builder& b) {
     b.module = program::Module::core_attn;
-    b.phase = program::Phase::wgrad; // nothing else waits for it
+    b.phase = program::Phase::wgrad; // Nothing else waits for it.
     const auto like = [&b](program::TensorId x, const char* name) {
         return b.activation(name, b.at(x).rows, b.at(x).cols);
     };
@@ -172,7 +172,7 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
 
     if (a_.indexes()) {
         keys = pick_keys(b, normed, q_in);
-    } else if (keys == program::no_tensor) { // a layer alone: the choice is held where it was made
+    } else if (keys == program::no_tensor) { // A layer alone holds the choice as an input.
         keys = b.tensor("picked_keys", program::Dtype::i32, tokens, attr_.picked);
         b.program().tensors[static_cast<std::size_t>(keys)].storage = program::Storage::input;
     }

@@ -68,7 +68,7 @@ void add_gathers(const program::Program& program, const plan::Plan& plan, const 
 // Elements [from, to) of a bucket's gradients.
 program::TensorId part_of_gradients(program::Program& program, const program::Bucket& b, std::int64_t from,
                                     std::int64_t to) {
-    const program::Tensor whole = tensor(program, b.gradients); // a copy: a tensor is added below
+    const program::Tensor whole = tensor(program, b.gradients); // This is a copy, as a tensor is added below.
     if (to - from == whole.elements()) return b.gradients;
     const program::TensorId part =
         emit::add_flat(program, whole.name + ".unset", whole.dtype, whole.storage, to - from, b.chunk);
@@ -81,7 +81,7 @@ program::TensorId part_of_gradients(program::Program& program, const program::Bu
 
 program::Template with_gradient_reduction(const program::Program& program, const plan::Plan& plan,
                                           const program::Template& backward) {
-    std::map<program::TensorId, std::size_t> last_writer; // root gradient tensor -> op
+    std::map<program::TensorId, std::size_t> last_writer; // last op that writes each root gradient tensor
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
         for (program::TensorId id : backward.ops[i].out) {
             if (id == program::no_tensor || tensor(program, id).storage != program::Storage::gradient) continue;
@@ -136,7 +136,7 @@ program::Op bias_step(const program::Program& program, const plan::Plan& plan, c
                               {router.load, program.io.overflow}, {b.master, b.weight_shard},
                               program::ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
         op.layer = static_cast<std::int16_t>(router.layer);
-        op.bytes = 20.0 * router.experts; // load, master and weight
+        op.bytes = 20.0 * router.experts; // bytes of load, master and weight
         return op;
     }
     fail("the selection bias of layer {} lies in no bucket", router.layer);
@@ -149,10 +149,10 @@ program::Op optimizer_op(const program::Program& program, const program::Bucket&
     const std::vector<program::TensorId> states{b.master, b.exp_avg, b.exp_avg_sq},
         homes{b.host_master, b.host_exp_avg, b.host_exp_avg_sq};
     if (work == StepWork::store) return make(sized, states, homes);
-    if (work == StepWork::fetch) // when the activations have gone, which the norm of the gradients waits for
+    if (work == StepWork::fetch) // Activations are gone before the norm of the gradients, for which the fetch waits.
         return make(sized, {io.gradient_norm, homes[0], homes[1], homes[2]}, states);
     const program::TensorId weights =
-        b.matrices.empty() ? b.weight_shard : program::no_tensor; // or rounded as the next step begins
+        b.matrices.empty() ? b.weight_shard : program::no_tensor; // Else they are rounded as the next step begins.
     return make(
         sized, {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow, b.copies},
         {b.master, b.exp_avg, b.exp_avg_sq, weights}, program::AdamAttr{b.elements / b.group_size, b.decayed});

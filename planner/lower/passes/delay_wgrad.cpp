@@ -47,7 +47,7 @@ void delay_wgrad_pass(program::Template& backward) {
     for (std::size_t begin = 0; begin < ops.size();) {
         const int layer = ops[begin].layer;
         std::size_t end = begin, exchange = ops.size();
-        bool weights = false; // gradients of experts' weights; the exchange before brings their inputs
+        bool weights = false; // whether gradients of experts' weights came; the exchange before brings their inputs
         for (; end < ops.size() && ops[end].layer == layer; ++end) {
             weights =
                 weights || (ops[end].phase == program::Phase::wgrad && ops[end].module == program::Module::experts);

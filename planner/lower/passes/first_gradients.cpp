@@ -61,7 +61,7 @@ std::optional<program::Template> FirstGradients::next(const program::Template& t
             program::Op op = tmpl.ops[i];
             if (bool* const add = adds(op, t); add != nullptr && *add && !overlaps(written_[t.base], begin, end)) {
                 *add = false;
-                op.bytes -= t.expected_bytes(); // which are no longer read
+                op.bytes -= t.expected_bytes(); // The old values are no longer read.
                 insert(set_[t.base], begin, end);
                 if (!result) result = tmpl;
                 result->ops[i] = std::move(op);

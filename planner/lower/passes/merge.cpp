@@ -21,7 +21,7 @@ bool exchanges(const program::Program& program, const program::Op& op) {
 // of gradients, which the last backward has among its ops, belong to the layer that they follow.
 std::vector<Pieces> layers_of(const program::Program& program, const std::vector<LayerOp>& ops) {
     std::vector<Pieces> layers;
-    const LayerOp* before = nullptr; // reductions left aside
+    const LayerOp* before = nullptr; // last op that is no reduction
     bool exchanged = false;
     for (const LayerOp& at : ops) {
         const bool reduction = at.op->phase == program::Phase::step;

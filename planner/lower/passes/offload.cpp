@@ -13,10 +13,10 @@ namespace {
 
 struct Offloaded {
     unsigned scope = 0;
-    std::size_t last_reader = 0; // in forward
-    int layer = -1;              // whose backward reads it
+    std::size_t last_reader = 0; // number of the last op in forward that reads it
+    int layer = -1;              // layer whose backward reads it
     program::TensorId source = program::no_tensor, again = program::no_tensor,
-                      home = program::no_tensor; // home: on the host
+                      home = program::no_tensor; // home: tensor on the host
 };
 
 // The module whose input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
@@ -33,15 +33,15 @@ public:
             if (op.module == program::Module::layernorm)
                 visit(op.in[0], norms_++ == 0 ? plan::offload::attn_norm : plan::offload::mlp_norm);
             return;
-        case program::OpKind::all_gather: // what is saved is this rank's part, which TP gathers for the product
+        case program::OpKind::all_gather: // This rank's part is saved, which TP gathers for the product.
             if (op.module == program::Module::attn_in) visit(op.in[0], plan::offload::qkv_linear);
             return;
         case program::OpKind::gemm:
             if (op.module == program::Module::attn_in) visit(op.in[0], plan::offload::qkv_linear);
             if (op.module == program::Module::attn_out) visit(op.in[0], plan::offload::attn_proj);
             return;
-        case program::OpKind::quantize: // a product saves its column-wise copy
-            if (op.out.size() < 2) {    // the row-wise one, which it also reads
+        case program::OpKind::quantize: // A product saves its column-wise copy.
+            if (op.out.size() < 2) {    // The only output is row-wise, and the product reads it too.
                 if (op.module == program::Module::attn_out) visit(op.in[0], plan::offload::attn_proj);
                 return;
             }
@@ -100,7 +100,7 @@ std::map<program::TensorId, Offloaded> find_offloaded(const program::Program& pr
             if (at != found.end()) at->second.last_reader = i;
         };
         for (const program::TensorId id : forward.ops[i].in) touch(id);
-        for (const program::TensorId id : forward.ops[i].out) touch(id); // quantized copies have no reader
+        for (const program::TensorId id : forward.ops[i].out) touch(id); // Quantized copies have no reader.
     }
     return found;
 }
@@ -108,7 +108,7 @@ std::map<program::TensorId, Offloaded> find_offloaded(const program::Program& pr
 program::TensorId add_buffer(program::Program& program, program::TensorId like, const char* suffix) {
     program::Tensor buffer = program.tensors[static_cast<std::size_t>(like)];
     buffer.name += suffix;
-    buffer.chunk = -1; // one for all micro-batches
+    buffer.chunk = -1; // One buffer serves all micro-batches.
     program.tensors.push_back(std::move(buffer));
     return static_cast<program::TensorId>(program.tensors.size()) - 1;
 }

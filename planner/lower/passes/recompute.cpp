@@ -53,7 +53,7 @@ public:
                         producers_[id].push_back(i);
     }
 
-    // `op` with every operand replaced that has to be recomputed; the repeated ops are appended to `out` first.
+    // Returns `op` with operands replaced that have to be recomputed; the repeated ops are appended to `out` first.
     program::Op rewrite(program::Op op, std::vector<program::Op>& out) {
         for (program::TensorId& id : op.in) id = demand(id, op, out);
         return op;

@@ -27,7 +27,7 @@ void for_each(const std::vector<program::TensorId>& ids, Visit visit) {
         if (id != program::no_tensor) visit(id);
 }
 
-using Readers = std::unordered_map<program::TensorId, std::vector<std::size_t>>; // root -> ops
+using Readers = std::unordered_map<program::TensorId, std::vector<std::size_t>>; // ops by root
 
 Readers readers_of(const program::Program& program, const program::Template& tmpl) {
     Readers readers;
@@ -116,7 +116,7 @@ private:
     }
 
     program::Program& program_;
-    std::unordered_map<program::TensorId, bool> own_; // roots
+    std::unordered_map<program::TensorId, bool> own_; // flags by root
     std::unordered_map<program::TensorId, program::TensorId> copies_;
 };
 

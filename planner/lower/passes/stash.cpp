@@ -16,7 +16,7 @@ constexpr double page_factor = 1.2;
 struct Stashed {
     program::TensorId pages = program::no_tensor,
                       again = program::no_tensor; // again: the planned buffer that backward reads
-    std::size_t writer = 0;                       // in forward
+    std::size_t writer = 0;                       // number of the op in forward that writes it
     std::int16_t layer = -1;
     program::Module module = program::Module::experts;
 };

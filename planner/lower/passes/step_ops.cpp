@@ -11,7 +11,7 @@ double gathered_bytes(const BucketSize& b) {
     return program::is_quantized(b.weight_dtype) ? 2.0 * static_cast<double>(b.elements) : weight_bytes(b);
 }
 
-double moment_bytes(const plan::Plan& plan) { return plan.optimizer.bf16_moments ? 4.0 : 8.0; } // both, of one element
+double moment_bytes(const plan::Plan& plan) { return plan.optimizer.bf16_moments ? 4.0 : 8.0; } // bytes of both moments
 
 // The gradient and new weights once, master and moments read and written. Matrices are rounded as the next step begins.
 double update_bytes(const plan::Plan& plan, const BucketSize& b) {
@@ -103,7 +103,7 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
                 .group = b.group,
                 .bytes = gathered_bytes(b)};
     case StepWork::quantize:
-        if (b.matrices > 0) return quantize_matrices(b, n, 0.0, b.matrices); // scales are nothing beside the rest
+        if (b.matrices > 0) return quantize_matrices(b, n, 0.0, b.matrices); // Scales are nothing beside the rest.
         return {.kind = program::OpKind::quantize,
                 .stream = program::Stream::data,
                 .dtype = program::Dtype::bf16,

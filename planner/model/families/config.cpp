@@ -153,7 +153,7 @@ void read_common(const JsonObject& json, model::Model& model, double eps, double
     // A base for every layer (Step-3.5) is its reader's: of the model there is none.
     model.rope_theta = json.is_array("rope_theta") ? theta : json.number_or("rope_theta", theta, 1.0, 1e12);
     if (json.has("rope_scaling")) read_rope_scaling(json.object("rope_scaling"), json, model.rope_scaling);
-    if (json.is_object("rope_parameters")) { // where transformers 5 keeps base and scaling
+    if (json.is_object("rope_parameters")) { // Transformers 5 keeps base and scaling here.
         const JsonObject rope = json.object("rope_parameters");
         model.rope_theta = rope.number_or("rope_theta", model.rope_theta, 1.0, 1e12);
         read_rope_scaling(rope, json, model.rope_scaling);
@@ -241,7 +241,7 @@ void check_natures(const JsonObject& json, const model::Model& model) {
         return std::any_of(model.kinds.begin(), model.kinds.end(),
                            [nature](const model::LayerKind& kind) { return kind.attention.kind == nature; });
     };
-    if (any(model::AttentionKind::compressed)) return; // its layers go by compress_ratios
+    if (any(model::AttentionKind::compressed)) return; // The layers go by compress_ratios.
     const bool picks = std::any_of(model.kinds.begin(), model.kinds.end(),
                                    [](const model::LayerKind& kind) { return kind.attention.sparse(); });
     if (json.has("index_topk") && !picks)

@@ -12,7 +12,7 @@ namespace {
 model::Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
     const std::string name = json.string_or("scoring_func", fallback);
     if (name == "softmax") return model::Scoring::softmax;
-    if (name == "sigmoid" || name == "noaux_tc") return model::Scoring::sigmoid; // the latter: dots.llm1's own word
+    if (name == "sigmoid" || name == "noaux_tc") return model::Scoring::sigmoid; // "noaux_tc" is dots.llm1's word.
     if (name == "sqrtsoftplus") return model::Scoring::sqrt_softplus;
     json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
 }
@@ -21,10 +21,10 @@ model::Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
 struct Defaults {
     const char* scoring = "sigmoid";
     const char* method = "noaux_tc";
-    std::int64_t shared = 1; // n_shared_experts
-    double scale = 1.0;      // routed_scaling_factor
+    std::int64_t shared = 1; // value of n_shared_experts
+    double scale = 1.0;      // value of routed_scaling_factor
     int groups = 1, kept = 1;
-    bool normalizes = true; // reads norm_topk_prob at all: DeepSeek-V2's class does not (transformers 5.23)
+    bool normalizes = true; // whether norm_topk_prob is read at all: DeepSeek-V2's class does not (transformers 5.23)
 };
 
 // Routed and shared experts under DeepSeek's field names.
@@ -99,7 +99,7 @@ void add_deepseek_layers(const JsonObject& json, model::Model& model, const mode
         kind.dense_ffn = experts ? 0 : ffn(json, "intermediate_size");
         add_layer(model, kind);
     }
-    kind.attention.shares_index = false; // an MTP layer picks its own
+    kind.attention.shares_index = false; // An MTP layer picks its own keys.
     for (int depth = integer_or(json, "num_nextn_predict_layers", 0, 0, 64); depth > 0; --depth) add_mtp(model, kind);
 }
 
@@ -211,7 +211,7 @@ model::Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
     attention.out_groups = fields.integer("o_groups", "o_groups", max_heads);
     attention.out_lora = fields.integer("o_lora_rank", "o_lora_rank", max_hidden);
     attention.compress_ratio = static_cast<int>(ratio);
-    if (ratio != 4) return attention; // only the finely compressed layers select their keys
+    if (ratio != 4) return attention; // Only the finely compressed layers select their keys.
     attention.indexer_heads = fields.integer("index_n_heads", "dsa_indexer_n_heads", max_heads);
     attention.indexer_dim = fields.integer("index_head_dim", "dsa_indexer_head_dim", max_dim);
     attention.indexer_top_k = fields.integer("index_topk", "dsa_indexer_topk", max_window);

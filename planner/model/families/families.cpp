@@ -13,7 +13,7 @@ namespace moe::families {
 namespace {
 
 struct Family {
-    const char* written;    // as "architectures" says, without remarks in parentheses
+    const char* written;    // name as "architectures" has it, without remarks in parentheses
     const char* model_type; // "" = has none
     const char* architecture;
     void (*read)(const JsonObject&, model::Model&);

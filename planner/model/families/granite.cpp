@@ -12,7 +12,7 @@ model::Attention read_mamba(const JsonObject& json, const model::Model& model) {
     mamba.kind = model::AttentionKind::mamba;
     mamba.value_heads = integer_or(json, "mamba_n_heads", 128, 1, max_heads);
     const std::int64_t inner = model.hidden * integer_or(json, "mamba_expand", 2, 1, 64);
-    const bool stated = json.has("mamba_d_head") && !json.is_string("mamba_d_head"); // else "auto"
+    const bool stated = json.has("mamba_d_head") && !json.is_string("mamba_d_head"); // A string says "auto".
     if (inner % mamba.value_heads != 0)
         json.refuse_value("mamba_n_heads", fmt::format("must divide mamba_expand * hidden_size = {}", inner));
     mamba.value_dim = stated ? integer(json, "mamba_d_head", max_dim) : static_cast<int>(inner / mamba.value_heads);

@@ -18,7 +18,7 @@ model::Model read_model(const std::string& text, const std::string& place, const
     read_family(json, model);
     // A plan carries its model under the same name, whatever file the plan is read from.
     model.config_json = json.with_string("name", model.name).dump();
-    constexpr double most = 9e15; // counts stay exact in doubles and in 64 bits
+    constexpr double most = 9e15; // most of any count: counts stay exact in doubles and in 64 bits
     if (const double total = static_cast<double>(model::count_parameters(model).total); total < 0.0 || total > most)
         refuse("{}: more than {:.0e} parameters: check hidden_size, num_hidden_layers and the number of experts", place,
                most);

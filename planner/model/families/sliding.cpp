@@ -95,7 +95,7 @@ void read_mimo_v2(const JsonObject& json, model::Model& model) {
     depth.dense_ffn = wide;
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
     for (int i = 0; i < depths; ++i) add_mtp(model, depth);
-    for (const char* tower : {"vision_config", "audio_config"}) // beside the language model's own fields
+    for (const char* tower : {"vision_config", "audio_config"}) // These lie beside the language model's own fields.
         if (json.is_object(tower)) model.left_out.emplace_back(tower);
     model.not_executable = "swa_rope_theta: bases of rotation by layer are not trained yet";
 }
@@ -196,7 +196,7 @@ void read_afmoe(const JsonObject& json, model::Model& model) {
         layers_of_type(json, "sliding_attention", layers,
                        all_but_every(integer_or(json, "global_attn_every_n_layers", 4, 1, max_layers), layers));
     pattern.sparse = after(integer_or(json, "num_dense_layers", 1, 0, max_layers), layers);
-    integer(json, "head_dim", max_dim); // has no default that follows from other sizes
+    integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
     model::Attention full = read_gqa(json, model);
     full.qk_norm = full.output_gate = true;
     model::Attention window = full;
@@ -240,7 +240,7 @@ void read_exaone_moe(const JsonObject& json, model::Model& model) {
     Pattern pattern{read_exaone_windows(json, layers), {}};
     if (json.has("mlp_layer_types")) {
         pattern.sparse = sparse_of_types(json, layers);
-    } else if (json.has("is_moe_layer")) { // as first published
+    } else if (json.has("is_moe_layer")) { // The field is as first published.
         pattern.sparse = json.booleans("is_moe_layer");
         check_length(json, "is_moe_layer", pattern.sparse.size(), layers);
     } else {
@@ -297,14 +297,14 @@ void read_laguna(const JsonObject& json, model::Model& model) {
     std::vector<bool> sparse = after(json.has("mlp_only_layers") ? 0 : 1, layers);
     if (json.has("mlp_layer_types")) {
         sparse = sparse_of_types(json, layers);
-    } else if (json.has("mlp_only_layers")) { // as first published
+    } else if (json.has("mlp_only_layers")) { // The field is as first published.
         if (json.integer_or("decoder_sparse_step", 1, 1, max_layers) != 1)
             json.refuse_value("decoder_sparse_step", "only 1 is known");
         for (const std::int64_t layer : json.integers("mlp_only_layers", 0, layers - 1))
             sparse[static_cast<std::size_t>(layer)] = false;
     }
     std::vector<std::int64_t> heads(static_cast<std::size_t>(layers));
-    integer(json, "head_dim", max_dim); // has no default that follows from other sizes
+    integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
     model::Attention attention = read_gqa(json, model);
     std::fill(heads.begin(), heads.end(), attention.heads);
     if (json.has("num_attention_heads_per_layer")) {

@@ -1,4 +1,4 @@
-// Quotes are floors: on random plans none lies above the fast estimate, in time or in memory; nor do their own floors.
+// Bounds are floors: on random plans none lies above the fast estimate, in time or in memory; nor do their own floors.
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/run_recipe.hpp"
 #include "tests/simulator/pricing/random_plans.hpp"
@@ -11,7 +11,7 @@
 #include <iterator>
 #include <tuple>
 
-TEST_CASE("quotes of 300 random plans are not above their estimates, and hold memory within 5 % for most") {
+TEST_CASE("bounds of 300 random plans are not above their estimates, and hold memory within 5 % for most") {
     const std::uint64_t seed = seed_of_run();
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
     std::vector<double> memory;
@@ -21,21 +21,21 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
         moe::pricing::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
         const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
         const int layers = bound_model->layer_costs(drawn.plan), stages = bound_model->stage_split(drawn.plan);
-        const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+        const moe::search::LowerBound bound = bound_model->bound(layers, stages);
         const moe::search::Estimate estimate = estimator.estimate(drawn.plan);
-        CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
-        CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+        CHECK(bound.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(bound.memory_bytes <= estimate.memory_bytes * (1.0 + moe::search::bound_memory_margin));
         CHECK(bound_model->merged_step_bound(drawn.plan) <=
               estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
-        CHECK(bound_model->step_bound(layers) <= quote.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(bound_model->step_bound(layers) <= bound.step_seconds * (1.0 + moe::search::bound_time_margin));
         // Floors from parts hold for the plan and for every recomputation of it.
         CHECK(bound_model->early_step_bound(drawn.plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
         const moe::search::LowerBound early = bound_model->bound(bound_model->early_layer_costs(drawn.plan), stages);
-        CHECK(early.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
-        CHECK(early.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
+        CHECK(early.step_seconds <= bound.step_seconds * (1.0 + 1e-9));
+        CHECK(early.memory_bytes <= bound.memory_bytes * (1.0 + 1e-9));
         const moe::search::LowerBound coarse = bound_model->bound(bound_model->coarse_layer_costs(drawn.plan), stages);
-        CHECK(coarse.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
-        CHECK(coarse.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
+        CHECK(coarse.step_seconds <= bound.step_seconds * (1.0 + 1e-9));
+        CHECK(coarse.memory_bytes <= bound.memory_bytes * (1.0 + 1e-9));
         // One floor serves all micro-batch sizes that divide its own.
         for (const int times : {2, 3, 64}) {
             moe::plan::Plan larger = drawn.plan;
@@ -51,24 +51,24 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
             thrifty.recompute = moe::published::applicable_recompute(more, *drawn.plan.model);
             if ((more & ~drawn.stack.recompute_modules) != 0 || moe::stack::check_stack(thrifty, drawn.stack)) continue;
             CHECK(bound_model->bound(bound_model->layer_costs(thrifty), stages).memory_bytes <=
-                  quote.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+                  bound.memory_bytes * (1.0 + moe::search::bound_memory_margin));
         }
-        CHECK(bound_model->least_bytes(drawn.plan) <= quote.memory_bytes * (1.0 + moe::search::bound_memory_margin));
-        memory.push_back(quote.memory_bytes / estimate.memory_bytes);
+        CHECK(bound_model->least_bytes(drawn.plan) <= bound.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+        memory.push_back(bound.memory_bytes / estimate.memory_bytes);
         // Handles of other plans in between change nothing.
         moe::plan::Plan other = drawn.plan;
         other.recompute = 0;
         bound_model->layer_costs(other);
         const moe::search::LowerBound again =
             bound_model->bound(bound_model->layer_costs(drawn.plan), bound_model->stage_split(drawn.plan));
-        CHECK(again.step_seconds == quote.step_seconds);
-        CHECK(again.memory_bytes == quote.memory_bytes);
+        CHECK(again.step_seconds == bound.step_seconds);
+        CHECK(again.memory_bytes == bound.memory_bytes);
     }
     std::sort(memory.begin(), memory.end());
     CHECK(memory[memory.size() / 4] > 0.95);
 }
 
-TEST_CASE("quotes of random plans with backwards in two slots are not above their estimates in time") {
+TEST_CASE("bounds of random plans with backwards in two slots are not above their estimates in time") {
     const std::uint64_t seed = seed_of_run();
     std::vector<double> time;
     for (const RandomPlan& drawn : random_plans(seed, draws(150)))
@@ -85,23 +85,23 @@ TEST_CASE("quotes of random plans with backwards in two slots are not above thei
             moe::pricing::FastEstimator estimator(plan.hardware, drawn.stack);
             const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
             const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
-            const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+            const moe::search::LowerBound bound = bound_model->bound(layers, stages);
             const moe::search::Estimate estimate = estimator.estimate(plan);
-            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
-            CHECK(bound_model->step_bound(layers) <= quote.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound_model->step_bound(layers) <= bound.step_seconds * (1.0 + moe::search::bound_time_margin));
             CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
             CHECK(bound_model->bound(bound_model->early_layer_costs(plan), stages).step_seconds <=
-                  quote.step_seconds * (1.0 + 1e-9));
-            time.push_back(quote.step_seconds / estimate.step_seconds);
+                  bound.step_seconds * (1.0 + 1e-9));
+            time.push_back(bound.step_seconds / estimate.step_seconds);
         }
     REQUIRE(!time.empty());
     std::sort(time.begin(), time.end());
-    MESSAGE(time.size(), " quoted over estimated: ", time.front(), " to ", time.back(), ", median ",
+    MESSAGE(time.size(), " bound over estimate: ", time.front(), " to ", time.back(), ", median ",
             time[time.size() / 2]);
     CHECK(time[time.size() / 2] > 0.7); // else a search prices nearly everything, op by op
 }
 
-TEST_CASE("quotes of skewed plans are not above their estimates at any point of the skew") {
+TEST_CASE("bounds of skewed plans are not above their estimates at any point of the skew") {
     const std::uint64_t seed = seed_of_run();
     constexpr const char* routings[] = {"dirichlet:0.5", "dirichlet:2", "dirichlet:20", "zipf:0.5", "zipf:1"};
     std::size_t next = 0;
@@ -118,25 +118,25 @@ TEST_CASE("quotes of skewed plans are not above their estimates at any point of 
             moe::pricing::SkewedEstimator estimator(plan.hardware, drawn.stack, point);
             const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
             const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
-            const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+            const moe::search::LowerBound bound = bound_model->bound(layers, stages);
             const moe::search::Estimate estimate = estimator.estimate(plan);
-            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
-            CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+            CHECK(bound.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound.memory_bytes <= estimate.memory_bytes * (1.0 + moe::search::bound_memory_margin));
             CHECK(bound_model->merged_step_bound(plan) <=
                   estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
             CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
             CHECK(bound_model->bound(bound_model->early_layer_costs(plan), stages).step_seconds <=
-                  quote.step_seconds * (1.0 + 1e-9));
-            if (point == moe::routing::SkewPoint::mean) time.push_back(quote.step_seconds / estimate.step_seconds);
+                  bound.step_seconds * (1.0 + 1e-9));
+            if (point == moe::routing::SkewPoint::mean) time.push_back(bound.step_seconds / estimate.step_seconds);
         }
     }
     REQUIRE(!time.empty());
     std::sort(time.begin(), time.end());
-    MESSAGE("quoted over estimated: ", time.front(), " to ", time.back(), ", median ", time[time.size() / 2]);
+    MESSAGE("bound over estimate: ", time.front(), " to ", time.back(), ", median ", time[time.size() / 2]);
     CHECK(time[time.size() / 2] > 0.85); // else a search prices nearly everything
 }
 
-TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a merged pair") {
+TEST_CASE("bounds hold gathers and reductions, and what tokens beside it cost a merged pair") {
     // 64 H200 of 8 nodes: the experts of a layer in one node, their weights and gradients over all of them.
     moe::plan::Plan plan = published_plan("Mixtral-8x7B", "h200-measured", "moe-plan", 4096);
     plan.gpus = plan.dp = 64;
@@ -152,14 +152,14 @@ TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a 
             plan.ep_overlap = overlap;
             CAPTURE(overlap);
             CAPTURE(moe::plan::to_string(dispatcher));
-            const double quote =
+            const double bound =
                 bound_model->bound(bound_model->layer_costs(plan), bound_model->stage_split(plan)).step_seconds;
             const double early =
                 bound_model->bound(bound_model->early_layer_costs(plan), bound_model->stage_split(plan)).step_seconds;
             const double estimate = estimator.estimate(plan).step_seconds;
-            MESSAGE("quoted over estimated: ", quote / estimate, ", from parts ", early / estimate);
-            CHECK(quote <= estimate * (1.0 + moe::search::bound_time_margin));
-            CHECK(quote > estimate * 0.9); // 0.88 and 0.85 without
+            MESSAGE("bound over estimate: ", bound / estimate, ", from parts ", early / estimate);
+            CHECK(bound <= estimate * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound > estimate * 0.9); // 0.88 and 0.85 without
         }
 }
 
@@ -198,23 +198,23 @@ TEST_CASE(
     plan.gbs = 1024;
     add_all(plan);
     moe::pricing::FastEstimator estimator(plan.hardware, moe::stack::load_stack(plan.stack, *plan.hardware));
-    const auto quoted = [](moe::search::BoundModel& bound_model, const moe::plan::Plan& p) {
-        const moe::search::LowerBound quote = bound_model.bound(bound_model.layer_costs(p), bound_model.stage_split(p));
-        return std::tuple(quote.step_seconds, quote.memory_bytes, bound_model.merged_step_bound(p));
+    const auto bounds_of = [](moe::search::BoundModel& bound_model, const moe::plan::Plan& p) {
+        const moe::search::LowerBound bound = bound_model.bound(bound_model.layer_costs(p), bound_model.stage_split(p));
+        return std::tuple(bound.step_seconds, bound.memory_bytes, bound_model.merged_step_bound(p));
     };
     const std::unique_ptr<moe::search::BoundModel> used = estimator.bound_model();
-    for (const moe::plan::Plan& p : plans) quoted(*used, p);
+    for (const moe::plan::Plan& p : plans) bounds_of(*used, p);
     used->forget();
     for (const moe::plan::Plan& p : plans) {
         CAPTURE(p.layout);
         CAPTURE(p.mbs);
         const std::unique_ptr<moe::search::BoundModel> fresh = estimator.bound_model();
-        const auto expected = quoted(*fresh, p);
-        CHECK(quoted(*used, p) == expected);
+        const auto expected = bounds_of(*fresh, p);
+        CHECK(bounds_of(*used, p) == expected);
         // The order is that of a search: floors first, other sizes between.
         moe::plan::Plan other = p;
         other.mbs = 3 - p.mbs;
-        quoted(*used, other);
+        bounds_of(*used, other);
         const int stages = used->stage_split(p), layers = used->layer_costs(p);
         CHECK(used->merged_step_bound(p) == std::get<2>(expected));
         CHECK(used->bound(layers, stages).step_seconds == std::get<0>(expected));
@@ -228,12 +228,12 @@ TEST_CASE(
         moe::pricing::FastEstimator estimator(plan.hardware, moe::stack::load_stack(plan.stack, *plan.hardware));
         const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
         const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
-        const moe::search::LowerBound quote = bound_model->bound(layers, stages);
-        CHECK(quote.step_seconds <= estimator.estimate(plan).step_seconds * (1.0 + moe::search::bound_time_margin));
+        const moe::search::LowerBound bound = bound_model->bound(layers, stages);
+        CHECK(bound.step_seconds <= estimator.estimate(plan).step_seconds * (1.0 + moe::search::bound_time_margin));
         for (const int lower : {bound_model->early_layer_costs(plan), bound_model->coarse_layer_costs(plan)})
-            CHECK(bound_model->bound(lower, stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+            CHECK(bound_model->bound(lower, stages).step_seconds <= bound.step_seconds * (1.0 + 1e-9));
         CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
-        CHECK(bound_model->step_bound(layers) <= quote.step_seconds * (1.0 + 1e-9));
+        CHECK(bound_model->step_bound(layers) <= bound.step_seconds * (1.0 + 1e-9));
     };
     // Moving weights and gradients takes longer than computing. MTP behind the head is none of this model's layers.
     moe::plan::Plan sharded = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 2048);

@@ -117,10 +117,10 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
         CHECK(fast.step_seconds == nearly(full.step_seconds).epsilon(0.005));
         CHECK(fast.memory_bytes == nearly(full.memory_bytes).epsilon(0.03));
         const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
-        const moe::search::LowerBound quote =
+        const moe::search::LowerBound bound =
             bound_model->bound(bound_model->layer_costs(plan), bound_model->stage_split(plan));
-        CHECK(quote.step_seconds <= fast.step_seconds * (1.0 + moe::search::bound_time_margin));
-        CHECK(quote.memory_bytes <= fast.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+        CHECK(bound.step_seconds <= fast.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(bound.memory_bytes <= fast.memory_bytes * (1.0 + moe::search::bound_memory_margin));
     }
 }
 

@@ -1,4 +1,4 @@
-// Search with the simulator's quotes against pricing every plan, on small spaces of real models and machines.
+// Search with the simulator's bounds against pricing every plan, on small spaces of real models and machines.
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"

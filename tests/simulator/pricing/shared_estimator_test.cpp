@@ -118,8 +118,8 @@ struct Named {
     Question ask;
 };
 
-void add(std::vector<double>& list, const moe::search::LowerBound& quote) {
-    list.insert(list.end(), {quote.step_seconds, quote.memory_bytes});
+void add(std::vector<double>& list, const moe::search::LowerBound& bound) {
+    list.insert(list.end(), {bound.step_seconds, bound.memory_bytes});
 }
 
 // Each is asked by itself, in any order.
@@ -137,17 +137,17 @@ const Named questions[] = {
      [](moe::search::Estimator& estimator, moe::search::BoundModel&, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) { list = {estimator.memory_bytes(plan)}; });
      }},
-    {"quote",
+    {"bound",
      [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
              const int layers = bound_model.layer_costs(plan), stages = bound_model.stage_split(plan);
              add(list, bound_model.bound(layers, stages));
              list.push_back(bound_model.step_bound(layers));
-             const std::vector<double> slowness = bound_model.dominance_key(layers);
-             list.insert(list.end(), slowness.begin(), slowness.end());
+             const std::vector<double> keys = bound_model.dominance_key(layers);
+             list.insert(list.end(), keys.begin(), keys.end());
          });
      }},
-    {"early quote",
+    {"early bound",
      [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
              list.push_back(bound_model.early_step_bound(plan));
@@ -155,7 +155,7 @@ const Named questions[] = {
              add(list, bound_model.bound(layers, stages));
          });
      }},
-    {"coarse quote",
+    {"coarse bound",
      [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
              const int layers = bound_model.coarse_layer_costs(plan), stages = bound_model.stage_split(plan);

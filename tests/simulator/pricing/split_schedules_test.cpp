@@ -71,7 +71,7 @@ TEST_CASE("split schedules: the fast estimate against the timeline, in time and 
         }
 }
 
-TEST_CASE("split schedules: quotes and their floors are no higher than the estimate") {
+TEST_CASE("split schedules: bounds and their floors are no higher than the estimate") {
     for (const plan::ScheduleKind kind :
          {plan::ScheduleKind::zero_bubble, plan::ScheduleKind::zb_v, plan::ScheduleKind::dualpipe_v})
         for (const bool overlap : {false, true}) {
@@ -83,14 +83,14 @@ TEST_CASE("split schedules: quotes and their floors are no higher than the estim
             pricing::FastEstimator estimator(plan.hardware, stack_of(plan));
             const std::unique_ptr<search::BoundModel> bound_model = estimator.bound_model();
             const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
-            const search::LowerBound quote = bound_model->bound(layers, stages);
+            const search::LowerBound bound = bound_model->bound(layers, stages);
             const search::Estimate estimate = estimator.estimate(plan);
-            CHECK(quote.step_seconds <= estimate.step_seconds);
-            CHECK(quote.memory_bytes <= estimate.memory_bytes);
-            CHECK(quote.memory_bytes >= 0.55 * estimate.memory_bytes); // what dgrads wait for, above all
-            CHECK(bound_model->step_bound(layers) <= quote.step_seconds * 1.005);
+            CHECK(bound.step_seconds <= estimate.step_seconds);
+            CHECK(bound.memory_bytes <= estimate.memory_bytes);
+            CHECK(bound.memory_bytes >= 0.55 * estimate.memory_bytes); // what dgrads wait for, above all
+            CHECK(bound_model->step_bound(layers) <= bound.step_seconds * 1.005);
             CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * 1.005);
             CHECK(bound_model->bound(bound_model->early_layer_costs(plan), stages).step_seconds <=
-                  quote.step_seconds * 1.005);
+                  bound.step_seconds * 1.005);
         }
 }

@@ -82,11 +82,11 @@ TEST_CASE("trace: kernels, copies, launches, steps, rank and device, whatever th
 
 TEST_CASE("trace: an event belongs to the step that launched it") {
     const ProfiledSteps steps = steps_of(made_up(), 0, "my.json");
-    CHECK(steps.outside == 1); // launched before the first step, though it ran within it
+    CHECK(steps.outside == 1); // The fill was launched before the first step, though it ran within it.
     REQUIRE(steps.steps.size() == 2);
     CHECK(steps.events.size() == 4);
     CHECK(steps.steps[0].number == 4);
-    CHECK(steps.steps[0].seconds == nearly(110e-6)); // to the first event of the next
+    CHECK(steps.steps[0].seconds == nearly(110e-6)); // A step lasts to the first event of the next.
     CHECK(steps.steps[1].seconds == nearly(50e-6));
     CHECK(steps.seconds == nearly(80e-6));
     const ProfiledSteps said = steps_of(made_up(), 3, "my.json");

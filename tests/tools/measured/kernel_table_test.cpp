@@ -74,7 +74,7 @@ TEST_CASE("kernel table: what people see in profiles") {
             kind_of(*table,
                     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<..FusedAdamMathFunctor<float, 4>"
                     ">") == "adamw");
-        // As cuDNN and PyTorch 2.11 have them, not all of them demangled.
+        // The names are those of cuDNN and PyTorch 2.11, not all of them demangled.
         CHECK(kind_of(*table,
                       "_ZN7cutlass13device_kernelIN2at4cuda6detail25enable_3x_kernel_for_sm9xINS_4gemm6kernel13Gemm"
                       "UniversalINS5_17GroupProblemShapeIN4cute5tupleIJiiiEEEEE") == "grouped_gemm");

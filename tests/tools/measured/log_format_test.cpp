@@ -25,9 +25,9 @@ TEST_CASE("log format: the number right behind a text") {
     CHECK(after("lm loss: 8.090000E+00 |", "lm loss:") == 8.09);
     CHECK(after("tps: 5,310  tflops: 1,113.11", "tps:") == 5310.0);
     CHECK(after("tps: 5,310  tflops: 1,113.11", "tflops:") == 1113.11);
-    CHECK(after("7 tokens", "") == -1e9); // no text, no number
+    CHECK(after("7 tokens", "") == -1e9); // No text means no number.
     CHECK(after("n 1,234,567 tokens", "n") == 1234567.0);
-    CHECK(after("ranks 1,2,3", "ranks") == 1.0); // a list, not thousands
+    CHECK(after("ranks 1,2,3", "ranks") == 1.0); // The commas part a list, not thousands.
     CHECK(after("n: 1,2345", "n:") == 1.0);
     CHECK(after("time: -3.5e-2s", "time:") == -0.035);
     CHECK(after("5.23s GPU utilization: 700.1MODEL_TFLOP/s/GPU", "utilization:") == 700.1);

@@ -53,7 +53,7 @@ TEST_CASE("log: Megatron-LM, the second of two runs, memory of two ranks on one 
     CHECK(value_of(log.steps[19], LogField::tflops) == nearly(494.8));
     CHECK(value_of(log.steps[19], LogField::batch) == 64.0);
     CHECK(value_of(log.steps[19], LogField::loss) == nearly(8.2 - 0.11 * 20));
-    CHECK(log.allocated_gib == nearly(51.0)); // rank 0 after two steps: 52,224 of 2^20 bytes
+    CHECK(log.allocated_gib == nearly(51.0)); // Rank 0 held 52,224 of 2^20 bytes after two steps.
     CHECK(log.reserved_gib == nearly(62.0));
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("log: Megatron-Bridge, whose ranks tell of a step on two lines") {
     CHECK_FALSE(log.cut);
     REQUIRE(log.steps.size() == 12);
     CHECK(value_of(log.steps[11], LogField::seconds) == nearly(2.951));
-    CHECK(value_of(log.steps[11], LogField::tflops) == nearly(491.4)); // by rank 0's line
+    CHECK(value_of(log.steps[11], LogField::tflops) == nearly(491.4)); // The number is on rank 0's line.
     CHECK(value_of(log.steps[11], LogField::loss) == nearly(6.9));
     CHECK(log.allocated_gib == nearly(55.834e9 / 1073741824.0));
     CHECK(log.reserved_gib == nearly(62.277e9 / 1073741824.0));
@@ -89,7 +89,7 @@ TEST_CASE("log: torchtitan in colours, lines of two ranks mixed, validation betw
     CHECK(column(log, LogField::iteration) == std::vector<double>{1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100});
     CHECK(value_of(log.steps[10], LogField::tokens_per_second_per_gpu) == 5461.0);
     CHECK(value_of(log.steps[10], LogField::loss) == nearly(7.2));
-    CHECK(log.reserved_gib == nearly(58.86)); // of the other rank
+    CHECK(log.reserved_gib == nearly(58.86)); // The number is the other rank's.
     CHECK_FALSE(log.allocated_gib);
 }
 
@@ -106,7 +106,7 @@ TEST_CASE("log: NeMo AutoModel, its recipe and its benchmark") {
     CHECK(benchmark.format == "automodel-benchmark");
     REQUIRE(benchmark.steps.size() == 8);
     CHECK(value_of(benchmark.facts, LogField::batch) == 64.0);
-    CHECK(value_of(benchmark.steps[7], LogField::seconds) == nearly(2.871901)); // from a line of its own
+    CHECK(value_of(benchmark.steps[7], LogField::seconds) == nearly(2.871901)); // The number is on a line of its own.
     CHECK(value_of(benchmark.steps[7], LogField::loss) == nearly(11.9));
     CHECK(benchmark.allocated_gib == nearly(61.25));
 }
@@ -126,7 +126,7 @@ TEST_CASE("log: runs one after another, the last long one counts; a repeated lin
     std::string text;
     for (int i = 1; i <= 6; ++i) text += titan(i, 100.0) + titan(i, 101.0);
     for (int i = 1; i <= 5; ++i) text += titan(i, 200.0);
-    text += titan(1, 300.0) + titan(2, 300.0); // too short to count
+    text += titan(1, 300.0) + titan(2, 300.0); // The run is too short to count.
     const TrainingLog log = log_of(text);
     CHECK(log.runs == 3);
     CHECK(column(log, LogField::tokens_per_second_per_gpu) == std::vector<double>(5, 200.0));
@@ -140,7 +140,7 @@ TEST_CASE("log: every launcher's prefix keeps ranks apart, a time of day is none
     for (const Prefixes& ranks :
          {Prefixes("[rank0]:", "[rank1]:"), Prefixes("[default0]:", "[default1]:"), Prefixes("0: ", "1: "),
           Prefixes("[1,0]<stdout>:", "[1,1]<stdout>:"), Prefixes("  0: ", "  1: ")}) {
-        std::string text; // rank 1 is written out late
+        std::string text; // log whose rank 1 is written out late
         for (int i = 1; i <= 4; ++i) text += ranks.first + titan(i, 100.0);
         for (int i = 1; i <= 4; ++i) text += ranks.second + titan(i, 200.0);
         CHECK_MESSAGE(log_of(text).runs == 1, ranks.first);

@@ -121,12 +121,12 @@ TEST_CASE("Nsight: kernels, copies and fills of two processes, their launches, a
     CHECK(profile.devices == std::vector<std::string>{"0 of process 11", "0 of process 12"});
     CHECK(profile.events.size() == 10);
     CHECK(profile.launches.size() == 8);
-    REQUIRE(profile.windows.size() == 2); // of several processes the first; ranges without end are none
+    REQUIRE(profile.windows.size() == 2); // The first of several processes counts; ranges without end are none.
     CHECK(profile.windows[1].number == 7);
 
     const ProfiledSteps steps = steps_of(profile, 0, "a");
     CHECK(steps.steps.size() == 2);
-    CHECK(steps.outside == 1); // the fill before the first step
+    CHECK(steps.outside == 1); // The fill runs before the first step.
     CHECK(steps.events.size() == 9);
     CHECK(steps.steps[0].seconds == nearly(1000e-9));
     CHECK(steps.steps[1].seconds == nearly((500e-9 + 500e-9) / 2));
@@ -139,7 +139,7 @@ TEST_CASE("Nsight: kernels, copies and fills of two processes, their launches, a
 TEST_CASE("Nsight: an export without NVTX, calls and processes is read all the same") {
     const Folder folder;
     {
-        Database d(folder / "old.sqlite"); // as of 2020: no globalPid
+        Database d(folder / "old.sqlite"); // Files of 2020 have no globalPid.
         d.run("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);"
               "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT NOT NULL, end INT NOT NULL, deviceId INT NOT NULL, "
               "streamId INT NOT NULL, correlationId INT NOT NULL, demangledName INT NOT NULL);"

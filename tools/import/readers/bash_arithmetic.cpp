@@ -9,7 +9,7 @@
 namespace moe::tools {
 namespace {
 
-constexpr long long most = 1'000'000'000'000LL; // no product of two overflows by much more than this bound
+constexpr long long most = 1'000'000'000'000LL; // bound that no product of two exceeds by much more
 constexpr int max_brackets = 30;
 
 class Calculator {

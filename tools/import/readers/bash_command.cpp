@@ -62,7 +62,7 @@ SimpleCommand simple_command(TokenCursor& cursor) {
             command.document = &t;
         } else if (cursor.at + 1 < cursor.tokens.size() && cursor.tokens[cursor.at + 1].kind == TokenKind::word &&
                    t.text.back() != '-') {
-            ++cursor.at; // the file
+            ++cursor.at; // The cursor passes the file.
         }
     }
     if (cursor.op_is("(") && command.words.empty()) ++cursor.at;

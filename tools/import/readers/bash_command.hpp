@@ -16,7 +16,7 @@ struct TokenCursor {
     std::size_t at = 0;
 
     bool ended() const { return at >= tokens.size(); }
-    const Token& token() const { return tokens[at]; } // only before the end
+    const Token& token() const { return tokens[at]; } // token at the cursor, only before the end
     bool word_is(const char* text) const;
     bool op_is(const char* text) const;
     bool any_word(std::initializer_list<const char*> list) const;
@@ -24,10 +24,10 @@ struct TokenCursor {
     bool defines_function() const; // NAME ( )
 };
 
-bool name_like(const std::string& text); // of a variable or a function
+bool name_like(const std::string& text); // whether the text is a name of a variable or a function
 
 struct Assignment {
-    std::string name, value; // value: as written
+    std::string name, value; // value: text as written
     bool append = false;     // NAME+=VALUE
 };
 // False for a word that assigns nothing.
@@ -36,7 +36,7 @@ bool assignment(const std::string& raw, Assignment& result);
 // Words as written, arrays that it assigns among them. The tokens must outlive it.
 struct SimpleCommand {
     std::vector<const Token*> words;
-    const Token* document = nullptr; // behind <<
+    const Token* document = nullptr; // document behind <<
     std::size_t line = 0;
 };
 // Moves the cursor to the end of the command; files of redirections are passed over.

@@ -37,7 +37,7 @@ public:
     void all() {
         while (!tokens_.ended()) {
             list(true, {});
-            if (!tokens_.ended()) ++tokens_.at; // a word that closes what was never opened
+            if (!tokens_.ended()) ++tokens_.at; // The word closes what was never opened.
         }
     }
 
@@ -68,7 +68,7 @@ private:
     Truth list(bool live, std::initializer_list<const char*> ends) {
         const Deeper deeper(*this);
         Truth last = Truth::yes;
-        bool skip = false; // behind && or || that the command before decides
+        bool skip = false; // whether the command follows && or || that the one before decides
         while (!ended()) {
             step();
             if (token().kind == TokenKind::newline || op_is(";") || op_is("&") || op_is("|")) {
@@ -121,7 +121,7 @@ private:
     }
 
     Truth branch(bool live) {
-        bool taken = false, open = false; // a branch before was taken; one before may have been
+        bool taken = false, open = false; // taken: a branch before was taken; open: one before may have been
         for (;;) {
             const std::size_t begin = line();
             const bool last = word_is("else");
@@ -196,7 +196,7 @@ private:
         bool done = !live || has_unknown(word);
         while (!ended() && !word_is("esac")) {
             bool hit = false;
-            while (!ended() && !op_is(")") && !word_is("esac")) { // patterns
+            while (!ended() && !op_is(")") && !word_is("esac")) { // The loop reads patterns.
                 if (token().kind == TokenKind::word)
                     hit = hit || matches_pattern(word, values_.text(token().text, token().line));
                 ++tokens_.at;
@@ -359,7 +359,7 @@ private:
     BashValues& values_;
     BashRun& run_;
     Steps& steps_;
-    bool left_ = false; // the script has ended: exit
+    bool left_ = false; // whether the script has ended: exit
     std::map<std::string, std::size_t> functions_;
 };
 

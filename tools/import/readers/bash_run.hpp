@@ -11,13 +11,13 @@
 namespace moe::tools {
 
 struct BashCommand {
-    std::vector<std::string> words;                 // expanded; unknown parts between marks
+    std::vector<std::string> words;                 // expanded words, with unknown parts between marks
     std::map<std::string, std::string> environment; // assignments before the command
     std::size_t line = 0;
 };
 
 struct BashRun {
-    std::vector<BashCommand> commands; // in order, those of `bash -c` and of documents for sbatch among them
+    std::vector<BashCommand> commands; // commands in order, those of `bash -c` and of documents for sbatch among them
     std::map<std::string, std::string> exported;
     std::vector<std::string> slurm;
     std::vector<Unread> unread; // branches and loops that cannot be decided

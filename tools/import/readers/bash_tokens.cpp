@@ -170,7 +170,7 @@ private:
     void piece(std::string& raw, int depth) {
         if (depth > max_nesting) stop(line_, "quotes and brackets nested too deep");
         const char c = peek();
-        if (c == unknown_mark) { // of a script inside of another: a part that nothing is known of
+        if (c == unknown_mark) { // A mark in a script inside of another is a part that nothing is known of.
             take(raw);
             until(raw, unknown_mark, depth, true);
         } else if (c == '\\') {
@@ -227,7 +227,7 @@ private:
     const std::string& text_;
     const std::string& file_;
     std::size_t at_ = 0, line_ = 1, count_ = 0;
-    std::vector<std::size_t> waiting_; // tokens << of this line
+    std::vector<std::size_t> waiting_; // numbers of the tokens << of this line
     Script script_;
 };
 

@@ -18,9 +18,9 @@ struct Token {
     TokenKind kind = TokenKind::word;
     std::string text;
     std::size_t line = 1;
-    std::vector<Token> items; // of an array
-    std::string document;     // of <<: the lines behind it
-    bool plain = false;       // of <<: nothing in it is expanded
+    std::vector<Token> items; // members of an array
+    std::string document;     // lines behind <<
+    bool plain = false;       // whether nothing in the document of << is expanded
 };
 
 struct Script {

@@ -39,7 +39,7 @@ struct BashValues::Fields {
     std::vector<std::string> done;
     std::string current;
     bool begun = false, split = true;
-    bool nothing = false; // an array without members stood inside of the quotes: "${A[@]}" is no word then
+    bool nothing = false; // whether an array without members stood inside of the quotes: "${A[@]}" is no word then
 
     void add(const std::string& text, bool quoted) {
         if (quoted || !split) {
@@ -47,7 +47,7 @@ struct BashValues::Fields {
             begun = begun || quoted || !text.empty();
             return;
         }
-        bool inside = false; // marks hold a part as it is written, whose blanks split nothing
+        bool inside = false; // whether marks hold a part as it is written, whose blanks split nothing
         for (const char c : text) {
             if (c == unknown_mark) inside = !inside;
             if (!inside && (c == ' ' || c == '\t' || c == '\n'))
@@ -161,7 +161,7 @@ void BashValues::expand(const std::string& raw, std::size_t line, Fields& fields
     }
 }
 
-// What begins with the $ at `at`; the place behind it.
+// Expands what begins with the $ at `at`; returns the place behind it.
 std::size_t BashValues::dollar(const std::string& raw, std::size_t at, bool quoted, std::size_t line, Fields& fields,
                                int depth) {
     const char next = at + 1 < raw.size() ? raw[at + 1] : '\0';
@@ -249,7 +249,7 @@ void BashValues::put(const Parameter& parameter, bool quoted, std::size_t line, 
 // What ${ } holds: a value, or what stands in for a missing one. All else is unknown.
 void BashValues::parameter(const std::string& inside, bool quoted, std::size_t line, Fields& fields, int depth) {
     const std::string whole = marked(fmt::format("${{{}}}", inside));
-    if (inside == "@" || inside == "*" || inside == "@:1") { // of the script: none are given
+    if (inside == "@" || inside == "*" || inside == "@:1") { // The script has no arguments.
         fields.nothing = true;
         return;
     }
@@ -260,7 +260,7 @@ void BashValues::parameter(const std::string& inside, bool quoted, std::size_t l
     if (p.length) return fields.add(fmt::format("{}", p.size()), quoted);
     if (p.rest.empty()) {
         if (p.set()) return put(p, quoted, line, fields);
-        fields.nothing = p.all || (p.variable != nullptr && p.variable->array); // an array without members
+        fields.nothing = p.all || (p.variable != nullptr && p.variable->array); // An array may have no members.
         if (!fields.nothing) fields.add(whole, quoted);
         return;
     }

@@ -11,7 +11,7 @@
 namespace moe::tools {
 
 struct Variable {
-    std::vector<std::string> values; // one, or the members of an array
+    std::vector<std::string> values; // value, or the members of an array
     bool array = false, exported = false;
 };
 

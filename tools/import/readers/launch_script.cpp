@@ -184,10 +184,10 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
     result.environment = std::move(run.exported);
     take_launcher_words(result, run.slurm, true);
     const BashCommand* command = training_command(run.commands);
-    if (command == nullptr) return result; // variables for the files behind it
+    if (command == nullptr) return result; // The variables are for the files behind it.
     for (const auto& [name, value] : command->environment) {
         result.environment[name] = value;
-        values.set(name, {value}, false, false); // for files that come after
+        values.set(name, {value}, false, false); // Files that come after see the variable.
     }
     std::size_t begin = behind_program(*command);
     const std::vector<std::string> before(command->words.begin(),

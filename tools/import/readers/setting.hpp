@@ -12,18 +12,18 @@ namespace moe::tools {
 // The part as written follows up to the next mark.
 inline constexpr char unknown_mark = '\x01';
 bool has_unknown(const std::string& text);
-std::string as_written(const std::string& text); // without marks
+std::string as_written(const std::string& text); // text without marks
 
 // One setting of an engine by its own name: "--num-layers", or "parallelism.tensor_parallel_degree" of sections.
 struct Setting {
     std::string name;
-    std::vector<std::string> values; // none: a flag that is there; one for each member of a list
+    std::vector<std::string> values; // values, one for each member of a list; none: a flag that is there
     std::string file;
-    std::size_t line = 0; // from 1; 0: not known
+    std::size_t line = 0; // line from 1; 0 = not known
 
-    bool unknown() const;      // some value cannot be known from the file
+    bool unknown() const;      // whether some value cannot be known from the file
     std::string place() const; // "FILE:LINE"
-    std::string text() const;  // the values as written
+    std::string text() const;  // values as written
 };
 
 // What a file says that no setting holds: a branch that cannot be decided, a variable without a value.
@@ -36,14 +36,14 @@ struct Unread {
 struct SettingsFile {
     std::string format; // "megatron-lm", "megatron-bridge", "torchtitan" or "automodel"; empty: cannot be told
     std::vector<Setting> settings;
-    std::map<std::string, std::string> environment; // of the run, as far as the file sets it
+    std::map<std::string, std::string> environment; // environment of the run, as far as the file sets it
     std::vector<Unread> unread;
-    std::string recipe;           // that the settings change, empty: none
-    int nodes = 0, processes = 0; // processes of each node; 0: not in the file
-    int tasks = 0;                // of all nodes, 0: not in the file
+    std::string recipe;           // recipe that the settings change, empty: none
+    int nodes = 0, processes = 0; // processes: number of each node; 0 = not in the file
+    int tasks = 0;                // tasks of all nodes, 0 = not in the file
 
-    const Setting* find(const std::string& name) const; // the last of that name
-    void set(Setting setting);                          // over an earlier one of that name
+    const Setting* find(const std::string& name) const; // last setting of that name
+    void set(Setting setting);                          // replaces an earlier setting of that name
 };
 
 // The largest file that is read, and how many settings one may have.

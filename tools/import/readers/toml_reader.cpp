@@ -17,7 +17,7 @@ namespace {
 constexpr int max_depth = 40;
 
 std::string text_of(const toml::node& node, int depth) {
-    if (const toml::array* list = node.as_array(); list != nullptr && depth < max_depth) { // of a list of lists
+    if (const toml::array* list = node.as_array(); list != nullptr && depth < max_depth) { // The list holds lists.
         std::string all;
         for (const toml::node& item : *list) all += (all.empty() ? "" : ",") + text_of(item, depth + 1);
         return fmt::format("[{}]", all);

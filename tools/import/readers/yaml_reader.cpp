@@ -43,7 +43,7 @@ struct Reader {
         count(depth);
         if (names_object(node)) return node["_target_"].Scalar();
         if (node.IsScalar() || node.IsNull()) return scalar(node);
-        std::string text; // a list of lists, as Python writes it
+        std::string text; // list of lists, as Python writes it
         for (const auto& item : node) {
             if (node.IsMap()) {
                 text +=
