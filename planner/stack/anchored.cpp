@@ -44,7 +44,8 @@ AnchoredStack load_anchored(const std::string& path) {
     for (const std::string& name : coefficients.keys())
         stack.coefficients[name] = coefficients.number(name, 1e-12, 1e12);
     if (!json.is_array("runs")) json.refuse_value("runs", "must be a list");
-    for (const auto& run : nlohmann::json::parse(text).at("runs"))
+    const nlohmann::json whole = nlohmann::json::parse(text);
+    for (const nlohmann::json& run : whole.at("runs"))
         stack.runs.push_back(
             run_from(JsonObject::parse(run.dump(), fmt::format("{}: run {}", path, stack.runs.size() + 1))));
     return stack;

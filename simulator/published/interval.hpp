@@ -14,8 +14,8 @@ namespace moe::published {
 struct Residual {
     std::string run_id, family, system, kind, tier; // cells as in Prediction; kind: that of kind_of
     double family_left_out = 0.0, system_left_out = 0.0;
-    double fitted = 0.0;      // by a fit that saw all runs
-    stack::Workload workload; // of the run; empty where the list does not tell it
+    double fitted = 0.0;        // by a fit that saw all runs
+    stack::Workload workload{}; // workload of the run; empty where the list does not tell it
 };
 
 // A list of objects {run_id, family, system, kind, tier, log_residual, system_left_out}, with {fitted, model, hardware,

@@ -6,6 +6,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/plan_fields.hpp"
 #include "planner/search/refined_search.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "tests/support/nearly.hpp"
@@ -21,7 +22,7 @@ using namespace moe;
 using published::Correction;
 using published::Neighbours;
 
-published::NeighbourModel model() {
+published::NeighbourModel process() {
     published::NeighbourModel m;
     m.deviation = 0.1;
     m.distance.fill(1.0);
@@ -63,11 +64,14 @@ search::SearchRequest request(std::vector<machine::Precision> precisions) {
 
 // BF16 is predicted too fast by 20 %, FP8 too slow by 20 %.
 Neighbours opposed() {
-    stack::MeasuredRun slow = run("bf16", "Qwen3-30B-A3B", 0.2, 0.01), fast = slow;
+    const plan::Plan plan = plan_of(machine::Precision::bf16);
+    stack::MeasuredRun slow{"bf16", published::workload_of(plan, stack::load_stack(plan.stack, *plan.hardware)), 0.2,
+                            0.01},
+        fast = slow;
     fast.run_id = "fp8";
     fast.workload.precision = "fp8-tensor";
     fast.log_error = -0.2;
-    return {model(), {slow, fast}};
+    return {process(), {slow, fast}};
 }
 
 } // namespace
@@ -82,7 +86,7 @@ TEST_CASE("cholesky: solves, whitens, and refuses what is no covariance") {
 }
 
 TEST_CASE("neighbours: one run corrects its workload by its share of the variance, others by their distance") {
-    const Neighbours one(model(), {run("x", "a", 0.1)});
+    const Neighbours one(process(), {run("x", "a", 0.1)});
     const double share = 0.01 / (0.01 + 0.0025);
     const Correction here = one.of(workload("a"));
     CHECK(here.log_error == nearly(share * 0.1));
@@ -105,16 +109,16 @@ TEST_CASE("neighbours: one run corrects its workload by its share of the varianc
     // Nothing is known of a run's own workload without it.
     CHECK(one.of(workload("a"), "x").log_error == 0.0);
     CHECK(one.of(workload("a"), "x").deviation == nearly(std::hypot(0.1, 0.05)));
-    published::NeighbourModel wide = model();
+    published::NeighbourModel wide = process();
     wide.unseen = 4.0;
     CHECK(published::remaining(wide, 0.1) == nearly(std::hypot(0.2, 0.05)));
     // One run that is off by far counts as off by `most`.
-    CHECK(Neighbours(model(), {run("x", "a", 2.0)}).of(workload("a")).log_error == nearly(share * 0.35));
+    CHECK(Neighbours(process(), {run("x", "a", 2.0)}).of(workload("a")).log_error == nearly(share * 0.35));
 }
 
 TEST_CASE("neighbours: a run left out is as if it had not been, and one of the same id takes its place") {
     const std::vector<stack::MeasuredRun> runs{run("x", "a", 0.1), run("y", "a", -0.05), run("z", "b", 0.2, 0.1)};
-    const Neighbours all(model(), runs), without(model(), {runs[0], runs[2]});
+    const Neighbours all(process(), runs), without(process(), {runs[0], runs[2]});
     for (const char* name : {"a", "b", "c"}) {
         CHECK(all.of(workload(name), "y").log_error == nearly(without.of(workload(name)).log_error));
         CHECK(all.of(workload(name), "y").deviation == nearly(without.of(workload(name)).deviation));
@@ -186,7 +190,7 @@ TEST_CASE("neighbours: corrected bounds do not lie above corrected estimates") {
 }
 
 TEST_CASE("neighbours: what is stored is read, written and refused by field") {
-    const std::string text = published::to_json(model());
+    const std::string text = published::to_json(process());
     const published::NeighbourModel read = published::neighbour_model_from_json(text, "n.json");
     CHECK(published::to_json(read) == text);
     CHECK(read.systems.at("h100").low == nearly(-1.2));

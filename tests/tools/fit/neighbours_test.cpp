@@ -1,6 +1,7 @@
 // The stored neighbours: what they gain for rows that were left out, what they leave alone, and their intervals.
 #include "tools/fit/neighbours.hpp"
 
+#include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 
 #include <doctest/doctest.h>
