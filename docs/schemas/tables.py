@@ -12,9 +12,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 REFERENCE = HERE.parent / "reference"
 BEGIN, END = "<!-- tables.py writes from here -->", "<!-- tables.py wrote to here -->"
 
-PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "tokenize", "export", "launch", "launch-engine", "import",
+PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "anchor", "tokenize", "export", "launch", "launch-engine", "import",
            "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan", "completion", "man"]
-FILES = ["plan", "hardware", "model", "stack", "coefficients", "checkpoint", "trace", "measured", "residuals"]
+FILES = ["plan", "hardware", "model", "stack", "anchored-stack", "coefficients", "checkpoint", "trace", "measured", "residuals", "neighbours"]
 
 INTRODUCTION = """# Documents
 

@@ -7,6 +7,8 @@ namespace moe {
 
 // A document carries its name as the field "schema". A version grows when a field changes its meaning or goes away.
 namespace schema {
+inline constexpr const char* anchor = "moe-plan/anchor/1";
+inline constexpr const char* anchored_stack = "moe-plan/anchored-stack/1";
 inline constexpr const char* checkpoint = "moe-plan/checkpoint/1";
 inline constexpr const char* compare = "moe-plan/compare/1";
 inline constexpr const char* compare_log = "moe-plan/compare-log/1";
@@ -20,6 +22,7 @@ inline constexpr const char* imported = "moe-plan/import/1";
 inline constexpr const char* launch = "moe-plan/launch/1";
 inline constexpr const char* launch_engine = "moe-plan/launch-engine/1";
 inline constexpr const char* man = "moe-plan/man/1";
+inline constexpr const char* neighbours = "moe-plan/neighbours/1";
 inline constexpr const char* plan = "moe-plan/plan/1";
 inline constexpr const char* replay = "moe-plan/replay/1";
 inline constexpr const char* search = "moe-plan/search/1";

@@ -11,6 +11,7 @@ namespace moe::search {
 struct Breakdown { // seconds of the step on the pipeline rank that waits least; they add up to step_seconds
     double compute = 0.0, tensor = 0.0, context = 0.0, expert = 0.0, pipeline = 0.0, bubble = 0.0, data = 0.0,
            optimizer = 0.0, recompute = 0.0, host = 0.0;
+    double neighbours = 0.0; // what residuals of runs nearby add to all others; may be negative
 };
 
 struct Estimate {

@@ -7,6 +7,7 @@
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/stack/anchored.hpp"
 #include "planner/stack/requirements.hpp"
 #include "planner/stack/stack_reader.hpp"
 
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 namespace moe::stack {
@@ -326,6 +328,42 @@ Json read_with_bases(const std::string& name, int depth) {
     return whole;
 }
 
+std::vector<std::string> words_of(const std::string& name) {
+    std::vector<std::string> words;
+    for (std::size_t at = 0; at <= name.size();) {
+        const std::size_t comma = std::min(name.find(',', at), name.size());
+        words.push_back(name.substr(at, comma - at));
+        at = comma + 1;
+    }
+    return words;
+}
+
+// The file among the words, which then are those of its base; `name` becomes the one that says both.
+std::optional<AnchoredStack> take_anchored(std::vector<std::string>& words, std::string& name) {
+    const auto file = std::find_if(words.begin(), words.end(), names_file);
+    if (file == words.end()) return std::nullopt;
+    const std::string path = std::filesystem::absolute(*file).lexically_normal().string();
+    if (path.find(',') != std::string::npos) refuse("stack {}: its path must hold no comma", path);
+    AnchoredStack anchored = load_anchored(path);
+    words.erase(file);
+    if (!words.empty() && words != words_of(anchored.base))
+        refuse("stack {}: the file is based on {}: name it alone", name, anchored.base);
+    words = words_of(anchored.base);
+    name = anchored.base + "," + path;
+    return anchored;
+}
+
+machine::Coefficients with_values(machine::Coefficients coefficients, const AnchoredStack& anchored,
+                                  const std::string& name) {
+    for (const auto& [coefficient, value] : anchored.coefficients) {
+        const auto found = coefficients.find(coefficient);
+        if (found == coefficients.end())
+            refuse("stack {}: profiles/coefficients.json has no \"{}\"", name, coefficient);
+        found->second.value = value;
+    }
+    return coefficients;
+}
+
 } // namespace
 
 std::vector<std::string> stack_names() {
@@ -343,14 +381,11 @@ Stack load_stack(const std::string& name, const machine::Hardware& hardware) {
 
 Stack load_stack(const std::string& name, const machine::Hardware& hardware,
                  const machine::Coefficients& coefficients) {
-    const std::string wanted = name.empty() ? hardware.default_stack : name;
+    std::string wanted = name.empty() ? hardware.default_stack : name;
     if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
-    std::vector<std::string> words; // the stack, then its changed features
-    for (std::size_t at = 0; at <= wanted.size();) {
-        const std::size_t comma = std::min(wanted.find(',', at), wanted.size());
-        words.push_back(wanted.substr(at, comma - at));
-        at = comma + 1;
-    }
+    std::vector<std::string> words = words_of(wanted); // the stack, its changed features, an anchored stack's file
+    const std::optional<AnchoredStack> anchored = take_anchored(words, wanted);
+    const machine::Coefficients values = anchored ? with_values(coefficients, *anchored, wanted) : coefficients;
     const std::string path = stacks_folder() + "/" + words.front() + ".json";
     Json json = read_with_bases(words.front(), 0);
     const std::vector<Variant> variants = take_variants(json, path);
@@ -359,7 +394,8 @@ Stack load_stack(const std::string& name, const machine::Hardware& hardware,
     apply_variants(json, variants, machine);
     if (own != machine) apply_variants(json, variants, own);
     apply_features(json, {words.begin() + 1, words.end()}, path);
-    Stack stack = read_stack(json, path, coefficients);
+    Stack stack = read_stack(json, path, values);
+    if (anchored) stack.anchors = anchored->runs;
     if (stack.name != words.front())
         refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
     stack.name = wanted;

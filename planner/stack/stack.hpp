@@ -7,6 +7,7 @@
 #include "planner/plan/choices.hpp"
 #include "planner/plan/fwd.hpp"
 #include "planner/stack/rules.hpp"
+#include "planner/stack/workload.hpp"
 
 #include <array>
 #include <map>
@@ -107,14 +108,17 @@ struct Stack {
     StackCosts costs;
     std::string source;
     std::vector<Publication> published;
+    std::vector<MeasuredRun> anchors; // the user's own runs, from a file of `calibrate --anchor`: anchored.hpp
 };
 
 // Loads a stack by name from profiles/stacks, where a file may state only what differs from its "base"; an empty name
 // gives the hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped"
 // or "bridge-26.04,no-fused_router". Figures that a stack states for some machines go by the profile's `like`, else by
 // its name; a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if
-// it computes in MXFP8 or NVFP4, else those of h100. What the stack states for the profile's own name comes on top.
-// Throws Error (bad_input), also where the software does not run on the machine.
+// it computes in MXFP8 or NVFP4, else those of h100. What the stack states for the profile's own name comes on top. A
+// name that ends with ".json" is a file of anchored.hpp; the stack is then named after its base with the file's path
+// behind it, "bridge-26.08,/home/me/cluster.json", which can be loaded like any other name. Throws Error (bad_input),
+// also where the software does not run on the machine.
 Stack load_stack(const std::string& name, const machine::Hardware& hardware);
 // Loads a stack with other coefficients than those in profiles/coefficients.json.
 Stack load_stack(const std::string& name, const machine::Hardware& hardware, const machine::Coefficients& coefficients);

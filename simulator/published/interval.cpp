@@ -60,6 +60,20 @@ bool among(const std::vector<const Residual*>& rows, const std::string Residual:
     return std::any_of(rows.begin(), rows.end(), [&](const Residual* r) { return r->*field == value; });
 }
 
+void read_workload(const nlohmann::json& row, Residual& r) {
+    const auto text = [&row](const char* key) { return row.at(key).get<std::string>(); };
+    r.fitted = row.at("fitted").get<double>();
+    r.workload = {text("model"),
+                  r.family,
+                  text("hardware"),
+                  text("generation"),
+                  text("precision"),
+                  text("stack"),
+                  text("software"),
+                  row.at("gpus").get<double>(),
+                  row.at("seq").get<double>()};
+}
+
 std::vector<const Residual*> of_kind(const std::vector<Residual>& residuals, const std::string& kind) {
     std::vector<const Residual*> rows;
     for (const Residual& r : residuals)
@@ -89,6 +103,7 @@ std::vector<Residual> residuals_from_json(const std::string& text, const std::st
             r.tier = row.at("tier").get<std::string>();
             r.family_left_out = row.at("log_residual").get<double>();
             r.system_left_out = row.at("system_left_out").get<double>();
+            if (row.contains("stack")) read_workload(row, r);
             residuals.push_back(std::move(r));
         }
     } catch (const nlohmann::json::exception& error) {

@@ -116,6 +116,7 @@ search::Estimate choose(const PlannedRun& planned, plan::Plan& plan, const stack
 void predict(const PlannedRun& planned, RunPlanner& planner, Estimators& estimators, Prediction& prediction) {
     prediction.plan = planned.plan;
     const stack::Stack& stack = planner.stack(planned.plan);
+    prediction.workload = workload_of(planned.plan, stack);
     prediction.estimate = choose(planned, prediction.plan, stack, estimators.of(planned.plan, stack));
     const search::Estimate& estimate = prediction.estimate;
     if (!std::isfinite(estimate.step_seconds) || !(estimate.step_seconds > 0.0))
@@ -158,8 +159,16 @@ ValidationSummary summary_of(const std::vector<const Prediction*>& predictions) 
         s.mape += std::abs(p->error);
         s.bias += p->error;
         if (std::abs(p->error) <= 0.1) ++within;
+        if (!p->interval) continue;
+        ++s.intervals;
+        s.width += p->interval->high / p->interval->low - 1.0;
+        if (p->interval->low <= p->published && p->published <= p->interval->high) s.coverage += 1.0;
     }
     s.predicted = static_cast<int>(predicted.size());
+    if (s.intervals > 0) {
+        s.coverage /= s.intervals;
+        s.width /= s.intervals;
+    }
     if (s.predicted == 0) return s;
     s.mape /= s.predicted;
     s.bias /= s.predicted;

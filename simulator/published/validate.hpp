@@ -3,10 +3,12 @@
 
 #include "planner/plan/plan.hpp"
 #include "planner/search/pricing.hpp"
+#include "simulator/published/neighbours.hpp"
 #include "simulator/published/run_plan.hpp"
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,13 +23,20 @@ struct Prediction {
     double published = 0.0, predicted = 0.0; // TFLOP/s per GPU
     double error = 0.0;                      // predicted / published - 1
     plan::Plan plan;                         // the plan, with what was open chosen
+    stack::Workload workload;                // of the plan; empty where it was skipped
     search::Estimate estimate;
     std::vector<std::string> warnings;
+    std::optional<Correction> correction; // of correct_runs(), by which predicted, error and estimate are corrected
+    std::optional<Interval> interval;     // of correct_runs(), around `predicted`
 };
 
 // Predicts with these coefficients. `progress` is called before each row with the number of rows done; it may be empty.
 std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const machine::Coefficients& coefficients,
                                      const std::function<void(std::size_t)>& progress);
+
+// Corrects predictions by runs nearby, unless `on` is false, and sets their intervals. A run that is known by its
+// run_id corrects all others but itself.
+void correct_runs(std::vector<Prediction>& predictions, const machine::Coefficients& coefficients, bool on);
 
 struct ValidationSummary {
     int rows = 0, predicted = 0, skipped = 0;
@@ -37,6 +46,9 @@ struct ValidationSummary {
     double within_10_percent = 0.0; // fraction of rows with |error| <= 0.1
     double kendall_tau = 0.0;       // (concordant - discordant) / pairs; see `pairs`
     int pairs = 0;                  // pairs of rows of one model whose published figures differ by more than 3 %
+    int intervals = 0;              // rows that have an interval; the next two are of these
+    double coverage = 0.0;          // fraction of them whose published figure lies inside
+    double width = 0.0;             // mean of high / low - 1
 };
 ValidationSummary summarize(const std::vector<Prediction>& predictions);
 

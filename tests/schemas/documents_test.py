@@ -225,6 +225,15 @@ def test_validate():
     hold_to_changes("validate", document)
 
 
+def test_anchor():
+    """A run of one's own, and the stack that has seen it."""
+    (HERE / "own.csv").write_text("run_id,source,release,model,system,gpus,precision,gbs,mbs,seq_len,tp,pp,ep,status,tier,tflops_std\n"
+                                  "mine,notes,1,Qwen3-30B-A3B,H100,16,BF16,512,1,4096,1,1,8,current,A,150\n")
+    hold_to_changes("anchor", printed("calibrate --anchor own.csv --stack bridge-26.08 --out own.json", "anchor"))
+    hold("anchored-stack", written("own.json"))
+    hold_to_changes("anchored-stack", written("own.json"))
+
+
 def test_explain():
     """Of a plan, of two plans, and of requests with and without a plan."""
     hold_to_changes("explain", printed("explain plan.json", "explain"))
@@ -318,7 +327,7 @@ def test_import():
 def test_profiles():
     """Everything that is committed; what our reader refuses, its schema must refuse as well."""
     folders = {"hardware": "hardware/*.json", "model": "models/*.json", "stack": "stacks/*.json", "coefficients": "coefficients.json",
-               "residuals": "runs/residuals.json"}
+               "residuals": "runs/residuals.json", "neighbours": "runs/neighbours.json"}
     for name, pattern in folders.items():
         files = sorted((ROOT / "profiles").glob(pattern))
         assert files, pattern
@@ -334,7 +343,7 @@ def test_profiles():
 
 def test_changed_profiles_are_refused():
     for name, path in (("hardware", "hardware/h200-measured.json"), ("hardware", "hardware/cpu-local.json"), ("stack", "stacks/moe-plan.json"),
-                       ("stack", "stacks/bridge-26.08.json"), ("coefficients", "coefficients.json"), ("residuals", "runs/residuals.json"),
+                       ("stack", "stacks/bridge-26.08.json"), ("coefficients", "coefficients.json"), ("residuals", "runs/residuals.json"), ("neighbours", "runs/neighbours.json"),
                        ("measured", "measured/h200-2026-11-24-whole-check.json")):
         hold_to_changes(name, json.loads((ROOT / "profiles" / path).read_text()))
     assert faults("model", {"hidden_size": 64}) and faults("model", {"hidden_size": 0, "vocab_size": 256})

@@ -66,6 +66,10 @@ void add_spare_experts(CLI::App* verb, std::int64_t& spare_experts) {
         ->capture_default_str();
 }
 
+void add_neighbours(CLI::App* verb, bool& off) {
+    verb->add_flag("--no-neighbours", off, "do not correct predictions by the residuals of published runs nearby");
+}
+
 // Adds the options of a request; `required`: there is no plan that could stand for it.
 void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
@@ -89,6 +93,7 @@ void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
         "share of a GPU's memory that plans leave free, such as 0.1; by default the stack's own: 0.05 for published "
         "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
+    add_neighbours(verb, o.no_neighbours);
 }
 
 // What a run costs and how long it takes: GPU-hours rank where --gpus has several numbers or one of these is given.
@@ -134,6 +139,7 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
     add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
     add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
     add_spare_experts(verb, o.spare_experts);
+    add_neighbours(verb, o.no_neighbours);
 }
 
 void add_explain(CLI::App& app, ExplainOptions& o) {
@@ -200,10 +206,11 @@ void add_compare(CLI::App& app, CompareOptions& o) {
     add(verb, "--rank", o.rank, "N", "with --profile: the rank whose it is (default: as it says, else 0)");
     add(verb, "--kernels", o.kernels, "FILE",
         "with --profile: table of kernel names, or the name of one in profiles/kernels (default: the stack's)");
+    add_neighbours(verb, o.no_neighbours);
 }
 
 void add_calibrate(CLI::App& app, CalibrateOptions& o) {
-    CLI::App* verb = add_verb(app, o, "calibrate", "measure this machine and write a hardware profile",
+    CLI::App* verb = add_verb(app, o, "calibrate", "measure this machine, or fit a stack to runs of one's own",
                               "moe-plan calibrate --backend cpu --out here.json", [&o] { calibrate_verb(o); });
     add(verb, "--backend", o.backend, "cpu|cuda", "cpu: this machine's cores, or cuda: its GPUs")
         ->capture_default_str();
@@ -214,7 +221,11 @@ void add_calibrate(CLI::App& app, CalibrateOptions& o) {
         "the profile to add to (default: that of the first run's plan)");
     add(verb, "--runs", o.runs, "DIR",
         "RUN_DIR.. of execute: what their ops took joins the profile, and nothing is measured now");
-    add(verb, "--out", o.out, "FILE", "the hardware profile")->required();
+    add(verb, "--anchor", o.anchors, "FILE",
+        "RUNS.csv or PLAN.json:LOG of the engine's own log, one to ten runs: with --stack, writes a stack whose "
+        "coefficients have seen them, and nothing is measured now");
+    add(verb, "--stack", o.stack, "STACK", "with --anchor: the published stack that they were run with");
+    add(verb, "--out", o.out, "FILE", "the hardware profile; with --anchor the stack")->required();
 }
 
 void add_validate(CLI::App& app, ValidateOptions& o) {
@@ -225,6 +236,7 @@ void add_validate(CLI::App& app, ValidateOptions& o) {
     add(verb, "--worst", o.worst, "N", "how many of the widest misses to show")->capture_default_str();
     verb->add_flag("--improve", o.improve,
                    "search the same GPUs for a plan that is predicted faster than each published one (seconds a row)");
+    add_neighbours(verb, o.no_neighbours);
 }
 
 void add_tokenize(CLI::App& app, TokenizeOptions& o) {

@@ -152,11 +152,20 @@ std::string residuals_json(const CrossValidation& rows) {
     const auto rounded = [](double error) { return std::round(std::log1p(error) * 1e4) / 1e4; };
     for (std::size_t i = 0; i < rows.fitted.size(); ++i) {
         const published::Prediction& p = rows.fitted[i];
+        const stack::Workload& w = p.workload;
         list.push_back({{"run_id", p.run_id},
                         {"family", p.family},
                         {"system", p.system},
                         {"kind", p.kind},
                         {"tier", p.tier},
+                        {"model", w.model},
+                        {"hardware", w.hardware},
+                        {"generation", w.generation},
+                        {"precision", w.precision},
+                        {"stack", w.stack},
+                        {"software", w.software},
+                        {"gpus", static_cast<std::int64_t>(w.gpus)},
+                        {"seq", static_cast<std::int64_t>(w.seq)},
                         {"log_residual", rounded(rows.left_family[i].error)},
                         {"system_left_out", rounded(rows.left_system[i].error)},
                         {"release_left_out", rounded(rows.left_release[i].error)},

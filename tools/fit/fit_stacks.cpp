@@ -4,6 +4,8 @@
 #include "planner/base/files.hpp"
 #include "simulator/published/ratios.hpp"
 #include "tools/fit/accuracy.hpp"
+#include "tools/fit/anchor_table.hpp"
+#include "tools/fit/neighbours.hpp"
 #include "tools/fit/problem.hpp"
 #include "tools/print/console.hpp"
 
@@ -49,6 +51,19 @@ void write_tables(const machine::Coefficients& coefficients, const CrossValidati
     write_file(folder + "/ACCURACY.md", accuracy_document(stored, coefficients));
 }
 
+// Fits what corrects predictions by runs nearby, to residuals.json as it stands.
+void write_neighbours(Console& console) {
+    const std::string folder = profiles_folder() + "/runs", path = folder + "/residuals.json";
+    const std::vector<published::Residual> rows = published::residuals_from_json(read_file(path), path);
+    const published::NeighbourModel fitted =
+        fit_neighbours(rows, "fitted by fit-stacks --neighbours to residuals.json; tables in NEIGHBOURS.md");
+    write_file(folder + "/neighbours.json", published::to_json(fitted));
+    const published::NeighbourModel model =
+        published::neighbour_model_from_json(published::to_json(fitted), "neighbours.json"); // with fewer digits
+    write_file(folder + "/NEIGHBOURS.md", neighbours_document(model, rows));
+    console.say("written: runs/neighbours.json and runs/NEIGHBOURS.md in {}", profiles_folder());
+}
+
 // only: the coefficients to fit while the others stay, with which what is stored of rows stays as well.
 void fit(const std::vector<std::string>& only, bool dry) {
     Console console(OutputOptions{});
@@ -79,6 +94,7 @@ void fit(const std::vector<std::string>& only, bool dry) {
     machine::save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
     rows.fitted = FitProblem().rows(); // by the coefficients as they are written, with fewer digits
     write_tables(machine::load_coefficients(), rows);
+    write_neighbours(console);
     console.say("written: coefficients.json, runs/residuals.json, runs/ratios.json and runs/ACCURACY.md in {}",
                 profiles_folder());
 }
@@ -98,13 +114,30 @@ int main(int argc, char** argv) {
     app.add_option("--only", only, "fit these coefficients alone; what residuals.json holds of rows stays")
         ->delimiter(',');
     app.add_flag("--tables", tables, "no fit: write the tables anew from the stored coefficients and residuals");
+    bool neighbours = false, anchors = false;
+    app.add_flag("--neighbours", neighbours, "fit the distances by which runs correct others nearby, and nothing else");
+    app.add_flag("--anchors", anchors,
+                 "anchor on one row of each model and system, and print the errors of the others");
     CLI11_PARSE(app, argc, argv);
     try {
+        moe::tools::Console console(moe::tools::OutputOptions{});
+        if (neighbours) {
+            moe::tools::write_neighbours(console);
+            return 0;
+        }
+        if (anchors) {
+            const std::string path = moe::profiles_folder() + "/runs/neighbours.json";
+            fmt::print("{}", moe::tools::anchored_table(moe::tools::anchored_groups(
+                                 moe::tools::FitProblem(),
+                                 moe::published::neighbour_model_from_json(moe::read_file(path), path))));
+            return 0;
+        }
         if (tables) {
             const moe::tools::FitProblem problem;
             const std::string path = moe::profiles_folder() + "/runs/residuals.json";
             moe::tools::write_tables(moe::machine::load_coefficients(),
                                      moe::tools::stored_rows(problem.rows(), moe::read_file(path), path));
+            moe::tools::write_neighbours(console);
             return 0;
         }
         moe::tools::fit(only, dry);

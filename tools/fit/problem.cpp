@@ -11,10 +11,6 @@
 namespace moe::tools {
 namespace {
 
-// Standard deviation that a row would have if model and recipe were right: release to release figures differ by 1.5 %
-// (median) and 6 % (one in ten), the rest is what a handful of coefficients cannot describe.
-constexpr double noise = 0.05;
-
 bool alike(const published::Prediction& a, const published::Prediction& b) {
     return a.stack == b.stack && a.model == b.model && a.system == b.system && a.precision == b.precision;
 }
@@ -58,13 +54,13 @@ std::vector<published::Prediction> FitProblem::predict(const std::vector<double>
     return predictions;
 }
 
-// Tier B leaves settings open and tier C is doubtful: they count less. n rows that differ in nothing but job size or
-// release patch carry the information of about sqrt(n) of them.
+double tier_weight(const std::string& tier) { return tier == "A" ? 1.0 : tier == "B" ? 0.7 : 0.1; }
+
+// n rows that differ in nothing but job size or release patch carry the information of about sqrt(n) of them.
 double FitProblem::weight(const published::Prediction& row) const {
-    const double tier = row.tier == "A" ? 1.0 : row.tier == "B" ? 0.7 : 0.1;
     const auto group =
         std::count_if(rows_.begin(), rows_.end(), [&](const published::Prediction& r) { return alike(r, row); });
-    return tier / (noise * noise) / std::sqrt(static_cast<double>(group));
+    return tier_weight(row.tier) / (row_noise * row_noise) / std::sqrt(static_cast<double>(group));
 }
 
 LeastSquares FitProblem::squares(const std::string published::Prediction::*field, const std::string& value) const {

@@ -4,6 +4,7 @@
 #include "planner/base/schema.hpp"
 #include "planner/plan/plan.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/correction.hpp"
 #include "tools/report/money_report.hpp"
 #include "tools/report/stamp.hpp"
 
@@ -18,10 +19,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json breakdown(const search::Breakdown& b) {
-    return {{"compute", b.compute}, {"recompute", b.recompute}, {"tensor", b.tensor},
-            {"context", b.context}, {"expert", b.expert},       {"pipeline", b.pipeline},
-            {"bubble", b.bubble},   {"data", b.data},           {"optimizer", b.optimizer},
-            {"host", b.host}};
+    return {{"compute", b.compute},     {"recompute", b.recompute}, {"tensor", b.tensor},        {"context", b.context},
+            {"expert", b.expert},       {"pipeline", b.pipeline},   {"bubble", b.bubble},        {"data", b.data},
+            {"optimizer", b.optimizer}, {"host", b.host},           {"neighbours", b.neighbours}};
 }
 
 void add_estimate(Json& document, const search::Estimate& estimate) {
@@ -78,10 +78,15 @@ Json interval_json(const published::IntervalResult& result) {
             {"new_stack", i.new_stack}};
 }
 
+const published::Correction* pointer(const std::optional<published::Correction>& correction) {
+    return correction ? &*correction : nullptr;
+}
+
 // [low, high] in TFLOPS/GPU; null where nothing is known.
 void add_note(Json& entry, const PlanNote& note) {
     const auto& interval = note.interval.interval;
     entry["interval"] = interval ? Json{interval->low, interval->high} : Json(nullptr);
+    entry["neighbours"] = correction_json(pointer(note.correction));
     entry["equal_to_first"] = note.equal_to_first;
     entry["first_is_faster"] = note.certainty ? Json(*note.certainty) : Json(nullptr);
     entry["trains_differently"] = note.trains_differently;
@@ -101,17 +106,23 @@ Json summary_json(const published::ValidationSummary& s) {
             {"bias", s.bias},
             {"within_10_percent", s.within_10_percent},
             {"kendall_tau", s.kendall_tau},
-            {"pairs", s.pairs}};
+            {"pairs", s.pairs},
+            {"intervals", s.intervals},
+            {"coverage", s.coverage},
+            {"width", s.width}};
 }
 
 // Published figures stand in skipped rows too, where there are any; predictions and errors only where there is one.
 Json prediction_json(const published::Prediction& p) {
     const bool predicted = p.skipped.empty();
     const auto or_null = [](bool known, double value) { return known ? Json(value) : Json(nullptr); };
+    const auto& interval = p.interval;
     return {{"run_id", p.run_id},
             {"published_tflops_per_gpu", or_null(p.published > 0.0, p.published)},
             {"predicted_tflops_per_gpu", or_null(predicted, p.predicted)},
             {"error", or_null(predicted, p.error)},
+            {"interval", interval ? Json{interval->low, interval->high} : Json(nullptr)},
+            {"neighbours", correction_json(pointer(p.correction))},
             {"skipped", predicted ? Json(nullptr) : Json(p.skipped)},
             {"warnings", p.warnings}};
 }
@@ -166,13 +177,14 @@ Json memory_of(const replay::Simulation& simulation) {
 } // namespace
 
 std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
-                            const published::IntervalResult& interval, const std::string& trace,
-                            const std::string& report) {
+                            const published::IntervalResult& interval, const published::Correction* correction,
+                            const std::string& trace, const std::string& report) {
     Json document = Json::object();
     add_estimate(document, simulation.estimate);
     document["memory"] = memory_of(simulation);
     document["skew"] = skew_json(skew);
     document["interval"] = interval_json(interval);
+    document["neighbours"] = correction_json(correction);
     if (!interval.interval) document["interval_reason"] = interval.reason;
     document["ops"] = simulation.ops;
     document["ranks"] = simulation.ranks;

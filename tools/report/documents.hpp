@@ -6,7 +6,6 @@
 #include "planner/search/search.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/improve.hpp"
-#include "simulator/published/interval.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/import/import_plan.hpp"
 #include "tools/launch/engine_launch.hpp"
@@ -25,9 +24,10 @@ std::string search_document(const search::SearchResult& result, int gpus, const 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.
 // interval: of tflops_per_gpu at its nominal coverage, null with a reason where nothing was measured.
+// correction: that is in the step's time, nullptr for none.
 std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
-                            const published::IntervalResult& interval, const std::string& trace,
-                            const std::string& report);
+                            const published::IntervalResult& interval, const published::Correction* correction,
+                            const std::string& trace, const std::string& report);
 
 struct RouterRecord {
     int layer = 0;

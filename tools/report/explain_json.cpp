@@ -2,6 +2,7 @@
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/correction.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/stamp.hpp"
 
@@ -108,6 +109,7 @@ std::string explanation_document(const Explanation& e, const Versus* versus) {
     Json document = {{"feasible", true}};
     document.update(figures(e.simulation.estimate));
     document["plan"] = Json::parse(plan::plan_to_json(e.plan));
+    document["neighbours"] = correction_json(e.correction ? &*e.correction : nullptr);
     document["walls"] = walls_json(e);
     document["base"] = figures(e.base);
     document["deltas"] = Json::array();

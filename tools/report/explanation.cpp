@@ -40,15 +40,19 @@ std::vector<Difference> joined(const List& here, const List& there, Name name, V
 
 } // namespace
 
-Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation, int slots) {
+Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation,
+                         published::Corrector& corrector, int slots) {
     Explanation e;
     e.plan = plan;
     e.simulation = std::move(simulation);
     e.walls = replay::walls(plan, stack, e.simulation);
-    e.interval = published::interval_of(plan, e.simulation.estimate, published::load_residuals(plan, stack.executable),
-                                        published::is_new_stack(plan));
-    e.skew = pricing::skew_of(plan, stack, e.simulation, slots);
-    pricing::SkewedEstimator estimator(plan.hardware, stack);
+    e.skew = corrector.apply(plan, pricing::skew_of(plan, stack, e.simulation, slots));
+    e.simulation.estimate = corrector.apply(plan, e.simulation.estimate);
+    const published::Correction* const correction = corrector.of(plan);
+    if (correction != nullptr) e.correction = *correction;
+    e.interval = published::interval_of(plan, e.simulation.estimate, stack.executable, correction);
+    pricing::SkewedEstimator physics(plan.hardware, stack);
+    published::CorrectedEstimator estimator(physics, corrector);
     e.base = estimator.play(plan);
     e.deltas = search::what_ifs(plan, stack, estimator);
     const std::vector<published::RatioError> errors = published::load_ratio_errors(stack.executable);
@@ -64,7 +68,8 @@ std::vector<std::pair<const char*, double>> parts_of(const search::Breakdown& b)
             {"TP communication", b.tensor}, {"CP communication", b.context},
             {"EP communication", b.expert}, {"PP communication", b.pipeline},
             {"bubble", b.bubble},           {"DP communication", b.data},
-            {"optimizer", b.optimizer},     {"host", b.host}};
+            {"optimizer", b.optimizer},     {"host", b.host},
+            {"neighbours", b.neighbours}};
 }
 
 std::string interval_text(const published::IntervalResult& result) {

@@ -4,7 +4,7 @@
 #include "planner/search/feasibility.hpp"
 #include "planner/search/whatif.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
-#include "simulator/published/interval.hpp"
+#include "simulator/published/corrected_estimator.hpp"
 #include "simulator/replay/walls.hpp"
 #include "tools/report/comparison.hpp"
 
@@ -19,16 +19,18 @@ struct Explanation {
     plan::Plan plan;
     replay::Simulation simulation; // op by op, with rows
     replay::Walls walls;
-    published::IntervalResult interval; // of the simulation's TFLOPS/GPU
+    published::IntervalResult interval;              // of the simulation's TFLOPS/GPU
+    std::optional<published::Correction> correction; // that is in all step times but those of `walls`
     pricing::Skew skew;
     search::Estimate base; // by the estimator that priced `deltas` and `front`
     std::vector<search::WhatIf> deltas;
     std::vector<std::optional<double>> certainties; // of deltas: probability that a gain or loss has the sign predicted
     std::vector<search::FrontPoint> front;
 };
-// The plan must be sound and within the stack, the simulation its own with rows. `slots`: see pricing::skew_of().
+// The plan must be sound and within the stack, the simulation its own with rows, not yet corrected. `slots`: see
+// pricing::skew_of().
 Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation,
-                         int slots = pricing::usual_spare_slots);
+                         published::Corrector& corrector, int slots = pricing::usual_spare_slots);
 
 // "80% interval 912 to 1204 TFLOPS/GPU (cross-validated on 158 published runs)", or why there is none.
 std::string interval_text(const published::IntervalResult& result);

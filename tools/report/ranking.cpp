@@ -50,19 +50,19 @@ std::vector<std::string> differences_of_training(const plan::Plan& plan) {
 }
 
 Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest,
-                   const std::vector<goodput::Outlook>& outlooks) {
+                   published::Corrector& corrector, const std::vector<goodput::Outlook>& outlooks) {
     Ranking ranking;
     if (result.plans.empty()) return ranking;
     const auto& [first, best] = result.plans.front();
-    const std::vector<published::Residual> residuals = published::load_residuals(first, executable);
-    const bool new_stack = published::is_new_stack(first);
     const std::vector<published::RatioError> errors = published::load_ratio_errors(executable);
     const auto lasting = [&outlooks](std::size_t i) { return outlooks.empty() ? 1.0 : outlooks[i].goodput; };
     for (const auto& [plan, estimate] : result.plans) {
         const std::size_t place = ranking.plans.size();
         PlanNote note;
         if (!outlooks.empty()) note.outlook = outlooks[place];
-        note.interval = published::interval_of(plan, estimate, residuals, new_stack);
+        const published::Correction* const correction = corrector.of(plan);
+        if (correction != nullptr) note.correction = *correction;
+        note.interval = published::interval_of(plan, estimate, executable, correction);
         const double log_ratio =
             std::log(best.tflops_per_gpu * lasting(0) / (estimate.tflops_per_gpu * lasting(place)));
         const std::optional<double> margin = published::ratio_margin(errors, first, plan);

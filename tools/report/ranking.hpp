@@ -4,7 +4,7 @@
 #include "planner/search/search.hpp"
 #include "simulator/goodput/cheapest.hpp"
 #include "simulator/pricing/replication.hpp"
-#include "simulator/published/interval.hpp"
+#include "simulator/published/corrected_estimator.hpp"
 #include "simulator/published/nearest.hpp"
 
 #include <optional>
@@ -15,6 +15,7 @@ namespace moe::tools {
 
 struct PlanNote {
     published::IntervalResult interval;
+    std::optional<published::Correction> correction; // that is in the plan's estimate
     // The plan cannot be told apart from the first one: their predicted rates differ by less than the ratio of two such
     // plans may be off, see published::ratio_margin(). The first plan is equal to itself.
     bool equal_to_first = false;
@@ -39,9 +40,10 @@ struct Ranking {
 };
 
 // `executable`: plans of the engine's own stack, of which no published pairs speak. `nearest`: runs of each plan.
-// `outlooks`: of the plans, or none; with them, plans are compared by the rate that is left after failures.
+// `corrector`: that has corrected the result's estimates. `outlooks`: of the plans, or none; with them, plans are
+// compared by the rate that is left after failures.
 Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest,
-                   const std::vector<goodput::Outlook>& outlooks = {});
+                   published::Corrector& corrector, const std::vector<goodput::Outlook>& outlooks = {});
 
 // Settings by which a plan trains another model than one rank would: tokens dropped over a capacity, a balancing loss
 // over micro-batches, products of the head or of attention in another precision than the linear layers' usual one.

@@ -5,6 +5,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "tools/report/correction.hpp"
 #include "tools/report/money_report.hpp"
 
 #include <algorithm>
@@ -94,6 +95,8 @@ Table ranking_table(const search::SearchResult& result, const Ranking& ranking) 
 
 std::vector<std::string> ranking_lines(const search::SearchResult& result, const Ranking& ranking) {
     std::vector<std::string> lines;
+    if (!ranking.plans.empty() && ranking.plans.front().correction)
+        lines.push_back(correction_text(&*ranking.plans.front().correction));
     const auto equal = std::count_if(ranking.plans.begin(), ranking.plans.end(),
                                      [](const PlanNote& note) { return note.equal_to_first; });
     if (equal > 1 && ranking.widest_margin)

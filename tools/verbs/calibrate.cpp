@@ -204,6 +204,7 @@ void calibrate_verb(const CalibrateOptions& options) {
     // Known now rather than after the measurement.
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
+    if (!options.anchors.empty() || !options.stack.empty()) return calibrate_anchors(options);
     if (!options.runs.empty()) return feed_back(options);
     // Another process counts the GPUs, because this one must not have begun to use a GPU when its trainings are
     // (engine/base/run_in_subprocess.hpp).

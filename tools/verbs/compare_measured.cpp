@@ -5,6 +5,7 @@
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
+#include "simulator/published/corrected_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/measured/chrome_trace.hpp"
 #include "tools/measured/nsight.hpp"
@@ -25,15 +26,17 @@ constexpr double odd_flops = 0.15;
 
 struct Predicted {
     plan::Plan plan;
+    stack::Stack stack;
     replay::Simulation simulation;
 };
 
 Predicted predict(const std::string& path, bool keep_rows) {
     Predicted predicted;
     predicted.plan = plan::load_plan(path);
-    const stack::Stack stack = stack::load_stack(predicted.plan.stack, *predicted.plan.hardware);
-    if (const plan::PlanFault fault = stack::check_stack(predicted.plan, stack)) refuse("{}: {}", path, fault.message);
-    predicted.simulation = replay::simulate(predicted.plan, stack, keep_rows);
+    predicted.stack = stack::load_stack(predicted.plan.stack, *predicted.plan.hardware);
+    if (const plan::PlanFault fault = stack::check_stack(predicted.plan, predicted.stack))
+        refuse("{}: {}", path, fault.message);
+    predicted.simulation = replay::simulate(predicted.plan, predicted.stack, keep_rows);
     return predicted;
 }
 
@@ -84,7 +87,9 @@ void say_log(Console& console, const LogComparison& c) {
 void compare_with_log(const CompareOptions& options) {
     const TrainingLog log = read_log_file(options.log);
     const Predicted predicted = predict(options.traces.front(), false);
-    const LogComparison c = compare_log(predicted.plan, predicted.simulation.estimate, log, options.log);
+    published::Corrector corrector(predicted.stack, !options.no_neighbours);
+    const LogComparison c =
+        compare_log(predicted.plan, corrector.apply(predicted.plan, predicted.simulation.estimate), log, options.log);
     if (options.json) return print(log_comparison_document(c));
     Console console(options);
     console.table(log_table(c));

@@ -7,6 +7,7 @@
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/correction.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
@@ -203,7 +204,9 @@ std::shared_ptr<const machine::Hardware> asked_headroom(const std::shared_ptr<co
 
 // The best plan of the request. Where there is none, prints why before it throws search's Error (no_plan).
 plan::Plan plan_of(Request request, const ExplainOptions& options) {
-    pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    pricing::SkewedEstimator physics(request.search.base.hardware, request.stack, request.point);
+    published::Corrector corrector(request.stack, !options.request.no_neighbours);
+    published::CorrectedEstimator estimator(physics, corrector);
     settle_gpus(options.request, request, estimator);
     const search::SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
     try {
@@ -233,7 +236,9 @@ plan::Plan load_sound(const std::string& path, const SearchOptions& options) {
 
 Explanation explained(const plan::Plan& plan, const SearchOptions& options) {
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
-    return explain_plan(plan, stack, replay::simulate(plan, stack), static_cast<int>(options.spare_experts));
+    published::Corrector corrector(stack, !options.no_neighbours);
+    return explain_plan(plan, stack, replay::simulate(plan, stack), corrector,
+                        static_cast<int>(options.spare_experts));
 }
 
 } // namespace
@@ -262,6 +267,7 @@ void explain_verb(const ExplainOptions& options) {
                 seconds_text(e.step_seconds), gib_text(e.memory_bytes), gib_text(here.plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
     console.line(interval_text(here.interval));
+    if (here.correction) console.line(correction_text(&*here.correction));
     if (asked) console.say("The best plan of the request: {}", choices_text(here.plan));
     if (routing::skewed(here.plan)) console.say("\n{}", skew_text(here.plan, here.skew));
     print_remedy(console, here);

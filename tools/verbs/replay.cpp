@@ -4,9 +4,10 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
-#include "simulator/published/interval.hpp"
+#include "simulator/published/corrected_estimator.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/correction.hpp"
 #include "tools/report/documents.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/html.hpp"
@@ -23,7 +24,7 @@ namespace {
 void print_breakdown(Console& console, const search::Estimate& estimate) {
     Table table({"<", "time", "of step"});
     for (const auto& [name, value] : parts_of(estimate.breakdown))
-        if (value > 0.0) table.add({name, seconds_text(value), percent_text(value / estimate.step_seconds)});
+        if (value != 0.0) table.add({name, seconds_text(value), percent_text(value / estimate.step_seconds)});
     console.table(table, 2);
 }
 
@@ -37,20 +38,26 @@ void replay_verb(const ReplayOptions& options) {
     const plan::Plan plan = plan::load_plan(options.plan);
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
+    published::Corrector corrector(stack, !options.no_neighbours);
     replay::Simulation simulation = replay::simulate(plan, stack, !options.trace.empty() || !options.report.empty());
     if (!options.trace.empty()) program::write_trace(simulation.timeline, options.trace);
+    pricing::Skew skew;
     if (!options.report.empty()) {
         Explanation explanation =
-            explain_plan(plan, stack, std::move(simulation), static_cast<int>(options.spare_experts));
+            explain_plan(plan, stack, std::move(simulation), corrector, static_cast<int>(options.spare_experts));
         write_file(options.report, html_report(explanation));
         simulation = std::move(explanation.simulation);
+        skew = std::move(explanation.skew);
+    } else {
+        skew = corrector.apply(
+            plan, pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts)));
+        simulation.estimate = corrector.apply(plan, simulation.estimate);
     }
-
+    const published::Correction* const correction = corrector.of(plan);
     const search::Estimate& e = simulation.estimate;
-    const pricing::Skew skew = pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts));
-    const published::IntervalResult interval = published::interval_of(
-        plan, e, published::load_residuals(plan, stack.executable), published::is_new_stack(plan));
-    if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));
+    const published::IntervalResult interval = published::interval_of(plan, e, stack.executable, correction);
+    if (options.json)
+        return print(replay_document(simulation, skew, interval, correction, options.trace, options.report));
     Console console(options);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
@@ -58,6 +65,7 @@ void replay_verb(const ReplayOptions& options) {
                 e.fits ? "" : " (does not fit)");
     if (e.host_bytes > 0.0) console.say("{:.2f} GiB of the host's memory for what a GPU offloads", gib(e.host_bytes));
     console.say("{}", interval_text(interval));
+    if (correction != nullptr) console.say("{}", correction_text(correction));
     if (options.quiet) return;
     print_breakdown(console, e);
     if (routing::skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));

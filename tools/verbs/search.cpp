@@ -95,7 +95,9 @@ void search_verb(const SearchOptions& options) {
         console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
                                      count_text(static_cast<double>(pruned))));
     };
-    pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    pricing::SkewedEstimator physics(request.search.base.hardware, request.stack, request.point);
+    published::Corrector corrector(request.stack, !options.no_neighbours);
+    published::CorrectedEstimator estimator(physics, corrector);
     const std::vector<int> counts = counts_of(options, request, terms, estimator);
     goodput::Offers offers = counts.empty()
                                  ? goodput::cheapest_by_deadline(request.search, request.stack, estimator,
@@ -111,7 +113,7 @@ void search_verb(const SearchOptions& options) {
 
     const bool money = terms.given() || offers.counts.size() > 1;
     if (!money) offers.outlooks.clear();
-    Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs, offers.outlooks);
+    Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs, corrector, offers.outlooks);
     if (money) ranking.money = Money{terms, offers.counts};
     ranking.replication = replication;
     if (options.json) return print(search_document(result, result.plans.front().first.gpus, ranking));

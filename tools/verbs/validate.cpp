@@ -22,11 +22,13 @@ std::vector<std::string> cells_of(const std::string& name, const published::Vali
             percent_text(s.mape),
             percent_text(s.bias),
             percent_text(s.within_10_percent),
-            s.pairs > 0 ? number(s.kendall_tau) : "-"};
+            s.pairs > 0 ? number(s.kendall_tau) : "-",
+            s.intervals > 0 ? percent_text(s.coverage) : "-",
+            s.intervals > 0 ? percent_text(s.width) : "-"};
 }
 
 void print_groups(Console& console, const std::vector<published::Prediction>& predictions) {
-    Table table({"<", "rows", "MAPE", "bias", {"within 10%", 1}, {"Kendall tau", 2}});
+    Table table({"<", "rows", "MAPE", "bias", {"within 10%", 1}, {"Kendall tau", 2}, "inside", "width"});
     table.add(cells_of("all", published::summarize(predictions)));
     for (const auto& [group, field] : published::validation_groups)
         for (const auto& [value, summary] : published::summarize_by(predictions, field))
@@ -102,7 +104,7 @@ void validate_verb(const ValidateOptions& options) {
         if (runs.empty()) refuse("--row {}: no run's id contains that", options.row);
     }
     Console console(options);
-    const std::vector<published::Prediction> predictions =
+    std::vector<published::Prediction> predictions =
         published::predict_runs(runs, machine::load_coefficients(), [&](std::size_t done) {
             console.progress(fmt::format("{} of {} runs predicted", done, runs.size()));
         });
@@ -111,11 +113,16 @@ void validate_verb(const ValidateOptions& options) {
         improvements = published::improve(predictions, machine::load_coefficients(), [&](std::size_t done) {
             console.progress(fmt::format("{} of {} plans searched for better ones", done, predictions.size()));
         });
+    published::correct_runs(predictions, machine::load_coefficients(), !options.no_neighbours);
     if (options.json) return print(validation_document(predictions, options.improve ? &improvements : nullptr));
     const published::ValidationSummary all = published::summarize(predictions);
     console.say("{} runs: {} predicted, {} skipped{}", all.rows, all.predicted, all.skipped, options.quiet ? "" : "\n");
     if (options.quiet) return;
     print_groups(console, predictions);
+    console.note("inside: share of rows within their {:.0f}% interval; width: mean of its high / low - 1",
+                 100.0 * published::interval_coverage);
+    if (!options.no_neighbours)
+        console.note("Each row is corrected by runs nearby, itself left out; --no-neighbours corrects nothing");
     print_skipped(console, predictions);
     print_worst(console, predictions, static_cast<std::size_t>(options.worst));
     if (options.improve) print_improvements(console, improvements);

@@ -37,6 +37,7 @@ struct SearchOptions : OutputOptions {
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
     std::string out;                       // plan.json of the best plan, empty = not written
     MoneyOptions money;
+    bool no_neighbours = false;            // predictions are not corrected by runs nearby
 };
 void search_verb(const SearchOptions& options);
 
@@ -44,6 +45,8 @@ struct ReplayOptions : OutputOptions {
     std::string plan;
     std::string trace, report;      // empty = not written
     std::int64_t spare_experts = 2; // as search's
+    std::string trace, report;  // empty = not written
+    bool no_neighbours = false; // as in SearchOptions
 };
 void replay_verb(const ReplayOptions& options);
 
@@ -85,6 +88,7 @@ struct CompareOptions : OutputOptions {
     std::string kernels;             // with a profile: a kernel table, empty = that of the plan's stack
     std::int64_t steps = 0;          // with a profile: steps that it holds, 0 = as it says
     std::int64_t rank = -1;          // with a profile: whose it is, -1 = as it says
+    bool no_neighbours = false;      // with a log: as in SearchOptions
 };
 void compare_verb(const CompareOptions& options);
 // Its part for logs and profiles of other engines.
@@ -96,15 +100,22 @@ struct CalibrateOptions : OutputOptions {
     // A profile measured on one such GPU: only what lies between GPUs is measured. With runs: what they are added to.
     std::string from;
     std::vector<std::string> runs; // folders of execute: nothing else is measured
+    // The user's own runs of another engine, as CSV files and as PLAN.json:LOG: they move the coefficients of `stack`,
+    // which is written as a file; nothing is measured.
+    std::vector<std::string> anchors;
+    std::string stack;
     std::string out;
 };
 void calibrate_verb(const CalibrateOptions& options);
+// Its part for anchors.
+void calibrate_anchors(const CalibrateOptions& options);
 
 struct ValidateOptions : OutputOptions {
     std::string runs; // CSV file, name in profiles/runs, or a folder; empty = all of profiles/runs
     std::string row;  // part of the ids of the rows to predict, empty = all
     std::int64_t worst = 10;
-    bool improve = false; // search for a better plan than each published one
+    bool improve = false;       // search for a better plan than each published one
+    bool no_neighbours = false; // as in SearchOptions
 };
 void validate_verb(const ValidateOptions& options);
 

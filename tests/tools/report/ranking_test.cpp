@@ -39,13 +39,18 @@ search::SearchResult result() {
     return r;
 }
 
+published::Corrector& none() {
+    static published::Corrector corrector(stack::Stack{}, false);
+    return corrector;
+}
+
 bool holds(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 } // namespace
 
 TEST_CASE("ranking: plans that cannot be told from the first are marked, and the simplest is named") {
     const search::SearchResult plans = result();
-    const tools::Ranking ranking = tools::rank_notes(plans, false, 2);
+    const tools::Ranking ranking = tools::rank_notes(plans, false, 2, none());
     REQUIRE(ranking.plans.size() == 3);
     CHECK(ranking.plans[0].equal_to_first);
     CHECK_FALSE(ranking.plans[0].certainty);
@@ -67,7 +72,7 @@ TEST_CASE("ranking: plans that cannot be told from the first are marked, and the
 TEST_CASE("ranking: of the executable stack no published pair speaks") {
     search::SearchResult plans = result();
     for (auto& [plan, estimate] : plans.plans) plan.stack = "moe-plan";
-    const tools::Ranking ranking = tools::rank_notes(plans, true, 2);
+    const tools::Ranking ranking = tools::rank_notes(plans, true, 2, none());
     CHECK(ranking.plans[0].equal_to_first);
     CHECK_FALSE(ranking.plans[1].equal_to_first);
     CHECK_FALSE(ranking.plans[1].certainty);
@@ -77,7 +82,9 @@ TEST_CASE("ranking: of the executable stack no published pair speaks") {
 
 TEST_CASE("ranking: choices have a column where plans differ in them alone") {
     search::SearchResult plans = result();
-    const auto table = [&plans] { return tools::ranking_table(plans, tools::rank_notes(plans, false, 0)).text(); };
+    const auto table = [&plans] {
+        return tools::ranking_table(plans, tools::rank_notes(plans, false, 0, none())).text();
+    };
     for (const char* heading : {"offload", "graph", "EP overlap", "dispatcher", "FSDP", "capacity"})
         CHECK_FALSE(holds(table(), heading));
     plans.plans[2].first.fsdp = true;
@@ -109,7 +116,7 @@ TEST_CASE("ranking: settings by which losses depend on the plan") {
           }).size() == 2);
     search::SearchResult plans = result();
     plans.plans[2].first.capacity = 1.5;
-    const tools::Ranking ranking = tools::rank_notes(plans, false, 0);
+    const tools::Ranking ranking = tools::rank_notes(plans, false, 0, none());
     CHECK(holds(tools::ranking_table(plans, ranking).text(), "\n3* "));
     CHECK(holds(tools::ranking_lines(plans, ranking).back(), "* plan 3 trains differently: capacity 1.5"));
 }

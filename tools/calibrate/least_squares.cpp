@@ -1,5 +1,5 @@
 // Gauss-Newton steps on reweighted rows.
-#include "tools/fit/least_squares.hpp"
+#include "tools/calibrate/least_squares.hpp"
 
 #include <Eigen/Dense>
 
