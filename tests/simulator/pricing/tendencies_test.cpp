@@ -109,7 +109,7 @@ TEST_CASE("NCCL EP groups rows on the way as HybridEP does, and costs what its s
     const double hybrid = step(plan::Dispatcher::hybridep);
     CHECK(step(plan::Dispatcher::ncclep) == nearly(hybrid)); // the prior: as fast
     CHECK(step(plan::Dispatcher::alltoall) != nearly(hybrid));
-    stack.costs.dispatcher.at("ncclep").nvlink *= 0.5;
+    stack.costs.dispatcher.at("ncclep").nvlink *= 0.01; // more than the host's launches hide
     CHECK(step(plan::Dispatcher::ncclep) > 1.02 * hybrid);
 }
 
