@@ -237,8 +237,7 @@ plan::Plan load_sound(const std::string& path, const SearchOptions& options) {
 Explanation explained(const plan::Plan& plan, const SearchOptions& options) {
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
     published::Corrector corrector(stack, !options.no_neighbours);
-    return explain_plan(plan, stack, replay::simulate(plan, stack), corrector,
-                        static_cast<int>(options.spare_experts));
+    return explain_plan(plan, stack, replay::simulate(plan, stack), corrector, static_cast<int>(options.spare_experts));
 }
 
 } // namespace

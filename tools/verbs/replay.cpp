@@ -49,8 +49,8 @@ void replay_verb(const ReplayOptions& options) {
         simulation = std::move(explanation.simulation);
         skew = std::move(explanation.skew);
     } else {
-        skew = corrector.apply(
-            plan, pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts)));
+        skew =
+            corrector.apply(plan, pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts)));
         simulation.estimate = corrector.apply(plan, simulation.estimate);
     }
     const published::Correction* const correction = corrector.of(plan);
