@@ -17,13 +17,17 @@
 namespace moe::tools {
 namespace {
 
+constexpr int refits = 3; // steps of a refit, which begins where all rows have led
+
 // Every row predicted by a fit that has not seen what it has in this field. Refits are independent of each other.
 std::vector<published::Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
                                              const std::string published::Prediction::*field) {
     const std::vector<std::string> values = problem.values(field);
     std::vector<std::vector<published::Prediction>> folds(values.size());
     in_parallel(values.size(), [&](std::size_t i) {
-        folds[i] = problem.predict(solve(problem.squares(field, values[i]), all.x, &all.jacobian).x);
+        LeastSquares refit = problem.squares(field, values[i]);
+        refit.iterations = refits;
+        folds[i] = problem.predict(solve(refit, all.x, &all.jacobian).x);
     });
     std::vector<published::Prediction> result = problem.rows();
     for (std::size_t i = 0; i < values.size(); ++i) {

@@ -37,7 +37,7 @@ struct SearchOptions : OutputOptions {
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
     std::string out;                       // plan.json of the best plan, empty = not written
     MoneyOptions money;
-    bool no_neighbours = false;            // predictions are not corrected by runs nearby
+    bool no_neighbours = false; // predictions are not corrected by runs nearby
 };
 void search_verb(const SearchOptions& options);
 
@@ -45,8 +45,7 @@ struct ReplayOptions : OutputOptions {
     std::string plan;
     std::string trace, report;      // empty = not written
     std::int64_t spare_experts = 2; // as search's
-    std::string trace, report;  // empty = not written
-    bool no_neighbours = false; // as in SearchOptions
+    bool no_neighbours = false;     // as in SearchOptions
 };
 void replay_verb(const ReplayOptions& options);
 
