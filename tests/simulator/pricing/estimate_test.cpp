@@ -82,11 +82,11 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
         int pp, dp, ep;
     };
     for (const Case& c : {Case{"DeepSeek-V3", "gb200-nvl72", "bridge-26.08", "Et*3|(tt|)*29m|L", 8, 32, 32},
-                          Case{"DeepSeek-V3", "gb300-nvl72", "moe-plan", "Et*3|(tt|)*29m|L", 8, 32, 32},
+                          Case{"DeepSeek-V3", "gb200-nvl72", "moe-plan", "Et*3|(tt|)*29m|L", 8, 32, 32},
                           Case{"GLM-4.5-Air", "gb300-nvl72", "bridge-26.08", "Et*6|(t*6|)*5t*10m|L", 4, 16, 8},
-                          Case{"GLM-4.5-Air", "gb300-nvl72", "moe-plan", "Et*6|(t*6|)*5t*10m|L", 4, 16, 8},
+                          Case{"GLM-4.5-Air", "gb200-nvl72", "moe-plan", "Et*6|(t*6|)*5t*10m|L", 4, 16, 8},
                           Case{"GLM-4.5-Air", "gb300-nvl72", "bridge-26.08", "Et*23|t*22|tm|L", 2, 32, 8},
-                          Case{"GLM-4.5-Air", "gb300-nvl72", "moe-plan", "Et*23|t*22|tm|L", 2, 32, 16},
+                          Case{"GLM-4.5-Air", "gb200-nvl72", "moe-plan", "Et*23|t*22|tm|L", 2, 32, 16},
                           // Copies of the embedding table add their gradients over the network: a shard each.
                           Case{"GLM-4.5-Air", "b200", "moe-plan", "Ettt|(tt|)*20ttt|m|L", 4, 128, 2},
                           Case{"GLM-4.5-Air", "b200", "moe-plan", "Ett|(tt|)*22mL", 4, 128, 2}}) {

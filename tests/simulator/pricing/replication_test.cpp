@@ -106,7 +106,7 @@ TEST_CASE("replication: steps with copies beside the trainings of UltraEP's eval
         CHECK(r->plan_seconds + r->weight_seconds < 300e-6 * 1.05);
         CHECK(r->exposed_seconds == 0.0);
         CHECK(r->added_seconds > 0.01 * balanced);
-        CHECK(r->added_seconds < 0.025 * balanced);
+        CHECK(r->added_seconds < 0.03 * balanced);
         // A slot takes 108 MB with Qwen3-235B.
         if (row.load == 2.86) CHECK(r->slot_bytes / 2.0 / 0x1p20 == nearly(108.0).epsilon(0.001));
         // More slots leave less, and nothing is copied where nothing is skewed.

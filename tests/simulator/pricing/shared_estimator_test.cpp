@@ -261,7 +261,7 @@ TEST_CASE("a shared estimator answers as a fresh one, to the bit, whatever it wa
     std::map<std::string, Machine> machines;
     Random random(seed);
     std::set<std::string> varied;
-    for (const RandomPlan& drawn : random_plans(seed + 100, draws(16))) {
+    for (const RandomPlan& drawn : random_plans(seed + 101, draws(16))) {
         Machine& machine = machines[drawn.plan.hardware->name + " " + drawn.stack.name];
         machine.hardware = drawn.plan.hardware;
         machine.stack = drawn.stack;

@@ -53,7 +53,7 @@ TEST_CASE("a forward beside a whole backward hides the exchange of DualPipeV's m
     const double gain = replay::simulate(apart, stack_of(apart), false).estimate.step_seconds /
                         replay::simulate(together, stack_of(together), false).estimate.step_seconds;
     MESSAGE("gain ", gain);
-    CHECK(gain > 1.05);
+    CHECK(gain > 1.02);
 }
 
 TEST_CASE("split schedules: the fast estimate against the timeline, in time and memory") {

@@ -223,7 +223,7 @@ TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
 TEST_CASE("skew: both tiers see a load fill tiles in steps") {
     plan::Plan plan = skewed_plan("zipf:0.5");
     plan.model = std::make_shared<const model::Model>(families::load_model("Kimi-K2"));
-    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("gb300-nvl72"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("gb200-nvl72"));
     plan.stack = "moe-plan";
     plan.gpus = plan.gbs = 128;
     plan.tp = plan.ep = 4;
