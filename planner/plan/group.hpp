@@ -16,7 +16,7 @@ inline constexpr std::uint8_t tensor = 1, context = 2, expert = 4, data = 8, pip
 // group, which form a ring. Groups along `context` hold both.
 inline constexpr std::uint8_t context_inner = 32, context_outer = 64;
 inline constexpr std::uint8_t any_context = context | context_inner | context_outer;
-}
+} // namespace axis
 
 // A communication group, the same words for every rank: the ranks that differ from mine only along `axes`.
 struct Group {

@@ -199,8 +199,6 @@ int Mesh::index(Group group, int rank) const {
     return position;
 }
 
-int Mesh::coordinate(Domain domain, std::uint8_t one_axis, int rank) const {
-    return index({domain, one_axis}, rank);
-}
+int Mesh::coordinate(Domain domain, std::uint8_t one_axis, int rank) const { return index({domain, one_axis}, rank); }
 
 } // namespace moe::plan

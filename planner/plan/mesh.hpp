@@ -10,8 +10,8 @@
 
 namespace moe::plan {
 
-// Members of a CP group that trade heads under hierarchical CP, next to each other and within one NVLink domain: as many
-// as divide CP and fit there beside TP. 1 without hierarchical CP.
+// Members of a CP group that trade heads under hierarchical CP, next to each other and within one NVLink domain: as
+// many as divide CP and fit there beside TP. 1 without hierarchical CP.
 int context_inner(const Plan& plan);
 
 // Degree of a group in a plan.

@@ -15,8 +15,8 @@ struct CrossValidation {
     std::vector<published::Prediction> fitted, left_family, left_system, left_release;
 };
 
-// All of them from predictions with the stored coefficients and residuals.json, rounded as that file is: what the tables
-// are made of. Throws Error (bad_input) for a row without a residual.
+// All of them from predictions with the stored coefficients and residuals.json, rounded as that file is: what the
+// tables are made of. Throws Error (bad_input) for a row without a residual.
 CrossValidation stored_rows(const std::vector<published::Prediction>& predictions, const std::string& residuals,
                             const std::string& place);
 // Keeps for rows that residuals.json knows what was left out as it stands there.

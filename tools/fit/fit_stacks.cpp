@@ -107,10 +107,10 @@ void fit(const std::vector<std::string>& only, bool dry) {
 } // namespace moe::tools
 
 int main(int argc, char** argv) {
-    CLI::App app(
-        "Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
-        "family, each system, and each system with each stack in turn, and write coefficients, residuals.json, ratios.json and the tables of "
-        "profiles/runs/ACCURACY.md");
+    CLI::App app("Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
+                 "family, each system, and each system with each stack in turn, and write coefficients, "
+                 "residuals.json, ratios.json and the tables of "
+                 "profiles/runs/ACCURACY.md");
     bool dry = false;
     app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
     bool tables = false;

@@ -11,8 +11,9 @@ namespace moe::layers {
 void exchange_heads(emit::Builder& b, plan::Group group, program::TensorId x, program::TensorId y, bool to_heads,
                     HeadPieces pieces) {
     if (pieces[0] == 0) pieces[0] = to_heads ? b.at(x).cols : b.at(y).cols;
-    b.communicate(program::OpKind::all_to_all, group, program::Stream::tensor, {x}, {y},
-                  program::AllToAllAttr{to_heads, plan::group_size(b.plan(), group), b.at(x).rows, b.at(x).cols, pieces});
+    b.communicate(
+        program::OpKind::all_to_all, group, program::Stream::tensor, {x}, {y},
+        program::AllToAllAttr{to_heads, plan::group_size(b.plan(), group), b.at(x).rows, b.at(x).cols, pieces});
 }
 
 namespace {

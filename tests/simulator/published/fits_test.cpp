@@ -21,8 +21,8 @@ bool holds(const std::string& text, const char* word) { return text.find(word) !
 std::string reason(const published::Run& run) {
     // cpu_offloading_num_layers: whole activations of half of the layers wait in host memory, which no plan says.
     if (holds(run.offload_modules, "layer-activations")) return "offload of whole layers";
-    // MBS as printed is twice that of the release's own recipe (scripts/performance/configs of Megatron-Bridge: 1), with
-    // which it fits.
+    // MBS as printed is twice that of the release's own recipe (scripts/performance/configs of Megatron-Bridge: 1),
+    // with which it fits.
     if (run.run_id == "MB-25.09-L3-70B-GB200-MXFP8-64g") return "printed MBS";
     // Printed without FSDP and without a pipeline or its chunks; weights, gradients and activations of 70 billion
     // parameters at MBS 2 fill 1.3 to 1.8 GPUs. Neighbouring releases have PP 4, VPP 5 and MBS 1.
