@@ -86,6 +86,7 @@ pricing::Skew Corrector::apply(const plan::Plan& plan, pricing::Skew skew) {
         skew.step_seconds.*point *= times;
         skew.tflops_per_gpu.*point /= times;
     }
+    if (skew.replication) skew.replication->estimate = apply(plan, skew.replication->estimate);
     return skew;
 }
 

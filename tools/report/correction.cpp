@@ -12,9 +12,8 @@ std::string correction_text(const published::Correction* correction) {
     if (correction == nullptr) return "Not corrected by runs nearby";
     std::string runs;
     for (const published::Influence& run : correction->nearest)
-        runs += fmt::format("{}{} {:+.1f}% x {:.2f}", runs.empty() ? "" : ", ", run.run_id,
-                            100.0 * std::expm1(run.log_error), run.weight);
-    return fmt::format("Corrected by runs nearby (neighbours): step x {:.3f}; most by {}", correction->factor(), runs);
+        runs += fmt::format("\n  {} {:+.1f}% x {:.2f}", run.run_id, 100.0 * std::expm1(run.log_error), run.weight);
+    return fmt::format("Corrected by runs nearby (neighbours): step x {:.3f}; most by{}", correction->factor(), runs);
 }
 
 nlohmann::ordered_json correction_json(const published::Correction* correction) {

@@ -62,7 +62,7 @@ TEST_CASE("completion: what bash offers at each place") {
     CHECK(offered(folder, "moe-plan se") == "search ");
     CHECK(offered(folder, "moe-plan search --memory") == "--memory-headroom ");
     CHECK(offered(folder, "moe-plan search --model DeepSeek-V3") == "DeepSeek-V3 DeepSeek-V3.2 ");
-    CHECK(offered(folder, "moe-plan search --hardware gb2") == "gb200-nvl72 ");
+    CHECK(offered(folder, "moe-plan search --hardware gb3") == "gb300-nvl72 ");
     CHECK(offered(folder, "moe-plan search --precision mx") == "mxfp8 ");
     CHECK(offered(folder, "moe-plan search --fix rec") == "recompute= ");
     CHECK(offered(folder, "moe-plan search --gpus ''") == "auto ");
