@@ -73,28 +73,28 @@ struct Publication {
 struct Stack {
     std::string name;                               // "moe-plan", "bridge-26.08", ...
     std::string release;                            // release as the source names it
-    bool executable = false;                        // execute can run what it offers
     Engine engine;                                  // whose rules its plans keep
     std::shared_ptr<const std::vector<Rule>> rules; // those in force; may be null
     // What it needs of a machine; may be null. Precisions and dispatchers for which this one lacks something are left
     // out below.
     std::shared_ptr<const std::vector<Rule>> requirements;
-    bool tensor = true, context = true, expert_tensor = true, interleaved = true;
     std::vector<machine::Precision> precisions;
     std::vector<plan::Dispatcher> dispatchers;
     std::vector<plan::CudaGraph> cuda_graphs;
-    bool ep_overlap = false;
     std::vector<plan::ScheduleKind> split_schedules; // schedules with backwards in two slots: tried on the plans found
-    bool offloads = false;                           // may offload activations and states: tried on the plans found
     std::vector<unsigned> recompute_sets;            // the sets that search tries
-    unsigned recompute_modules = 0;                  // all modules that a plan may name (a superset of the sets above)
     std::vector<plan::Dispatcher> host_synced;       // dispatchers that read routed counts on the host
-    bool bf16_moments = false;
-    bool paged_stash = false; // see Plan
     // Precisions in which a grouped product, its activation and its quantizations are single kernels for all experts,
     // and whether only plans with a paged stash turn them on.
     std::vector<machine::Precision> fused_experts;
     bool fused_experts_need_stash = false;
+    bool executable = false; // execute can run what it offers
+    bool tensor = true, context = true, expert_tensor = true, interleaved = true;
+    bool ep_overlap = false;
+    bool offloads = false; // may offload activations and states: tried on the plans found
+    bool bf16_moments = false;
+    bool paged_stash = false;       // see Plan
+    unsigned recompute_modules = 0; // all modules that a plan may name (a superset of the sets that search tries)
     machine::Precision usual_gradients = machine::Precision::fp32; // in which its recipes sum and reduce gradients
     // usual choices of the generation, taken by search unless fixed
     plan::Dispatcher usual_dispatcher = plan::Dispatcher::alltoall;

@@ -148,6 +148,9 @@ int main(int argc, char** argv) {
     } catch (const moe::Error& error) {
         fmt::print(stderr, "fit-stacks: {}\n", error.what());
         return static_cast<int>(error.fault());
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "fit-stacks: {}\n", error.what());
+        return 1;
     }
     return 0;
 }

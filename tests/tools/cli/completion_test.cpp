@@ -4,6 +4,7 @@
 #include "planner/base/files.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <string>
@@ -45,7 +46,8 @@ TEST_CASE("completion: every verb and option stands in the script of every shell
         }
         for (const char* option : {"memory-headroom", "log-interval", "init-from", "verbose", "quiet"})
             CHECK_MESSAGE(holds(script.out, option), shell, option);
-        if (there_is(folder, shell)) CHECK_MESSAGE(folder.run(shell + " -n moe-plan." + shell).status == 0, shell);
+        const std::string check = fmt::format("{} -n moe-plan.{}", shell, shell);
+        if (there_is(folder, shell)) CHECK_MESSAGE(folder.run(check).status == 0, shell);
         const auto json = document(folder.run("moe-plan completion " + shell + " --json"));
         CHECK(json["schema"] == "moe-plan/completion/1");
         CHECK(json["text"] == script.out);
