@@ -67,8 +67,8 @@ TEST_CASE("replication: sending weights and reducing gradients as UltraEP measur
     }
     CHECK(pricing::copy_seconds(1.0, weights, 64, link) == pricing::copy_seconds(1.0, weights, 8, link));
     double before = 0.0;
-    for (double copies = 0.0; copies < 64.0; copies += 0.25) {
-        const double now = pricing::copy_seconds(copies, weights, 64, link);
+    for (int quarters = 0; quarters < 4 * 64; ++quarters) {
+        const double now = pricing::copy_seconds(0.25 * quarters, weights, 64, link);
         CHECK(now >= before);
         before = now;
     }

@@ -269,11 +269,15 @@ TEST_CASE("a shared estimator answers as a fresh one, to the bit, whatever it wa
             machine.plans.push_back(std::move(plan));
     }
     std::size_t asked_plans = 0;
-    for (auto& [name, machine] : machines) {
+    for (auto& entry : machines) {
+        const std::string& name = entry.first;
+        Machine& machine = entry.second;
         random.shuffle(machine.plans);
         moe::pricing::SkewedEstimator shared(machine.hardware, machine.stack, moe::routing::SkewPoint::mean);
         const std::unique_ptr<moe::search::BoundModel> bound_model = shared.bound_model();
-        for (const auto& [plan, change] : machine.plans) {
+        for (const Variation& variation : machine.plans) {
+            const moe::plan::Plan& plan = variation.plan;
+            const std::string& change = variation.change;
             ++asked_plans;
             CAPTURE(seed);
             CAPTURE(name);

@@ -5,6 +5,7 @@
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
@@ -25,7 +26,7 @@ std::string with(const std::string& column, const std::string& cell) {
     for (;;) {
         const std::size_t n = std::min(names.find(','), names.size()), c = std::min(cells.find(','), cells.size());
         result += names.substr(0, n) == column ? cell : cells.substr(0, c);
-        if (n == names.size()) return header + "\n" + result + "\n";
+        if (n == names.size()) return fmt::format("{}\n{}\n", header, result);
         result += ',';
         names.erase(0, n + 1);
         cells.erase(0, c + 1);
@@ -89,7 +90,7 @@ TEST_CASE("values that are no counts, rates or flags are refused") {
     }
     for (const char* bad : {"0", "-1", "inf", "nan", "1e400", "12,5", "fast"}) {
         CAPTURE(bad);
-        const std::string text = header + ",tflops_std\n" + row + ",\"" + bad + "\"\n";
+        const std::string text = fmt::format("{},tflops_std\n{},\"{}\"\n", header, row, bad);
         CHECK(fault(text).find("2: r.csv:2: column tflops_std: '") == 0);
     }
     CHECK(fault(header + ",fsdp\n" + row + ",yes\n") == "2: r.csv:2: column fsdp: 'yes' is not 0, 1 or blank");
