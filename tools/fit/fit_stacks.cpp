@@ -106,7 +106,7 @@ void fit(const std::vector<std::string>& only, bool dry) {
 } // namespace
 } // namespace moe::tools
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) { // NOLINT(bugprone-exception-escape): definitions of options alone may throw
     CLI::App app("Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
                  "family, each system, and each system with each stack in turn, and write coefficients, "
                  "residuals.json, ratios.json and the tables of "

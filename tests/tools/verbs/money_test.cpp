@@ -9,7 +9,6 @@
 #include <string>
 
 using moe::test::check_line;
-using moe::test::check_width;
 using moe::test::document;
 using moe::test::Folder;
 using Json = nlohmann::ordered_json;
