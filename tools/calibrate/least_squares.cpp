@@ -8,7 +8,6 @@
 #include <cmath>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 namespace moe::tools {
@@ -82,50 +81,25 @@ Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, 
     return jacobian;
 }
 
-namespace {
-
-// The parameters by whose own steps the quadratic model falls most, the best first.
-std::vector<Eigen::Index> most_promising(const Eigen::MatrixXd& curvature, const Eigen::VectorXd& descent) {
-    constexpr std::size_t most = 5;
-    std::vector<Eigen::Index> order(static_cast<std::size_t>(descent.size()));
-    std::iota(order.begin(), order.end(), Eigen::Index{0});
-    const auto gain = [&](Eigen::Index j) { return descent(j) * descent(j) / curvature(j, j); };
-    std::sort(order.begin(), order.end(), [&](Eigen::Index a, Eigen::Index b) { return gain(a) > gain(b); });
-    order.resize(std::min(order.size(), most));
-    return order;
-}
-
-} // namespace
-
 Solution solve(const LeastSquares& problem, std::vector<double> x, const Jacobian* kept) {
     std::vector<double> residuals = problem.residuals(x);
     double now = objective(problem, x, residuals);
     Jacobian jacobian;
-    // Whether x + share * move is better; if so, it is the new x.
-    const auto improves = [&](const Eigen::VectorXd& move, double share) {
-        std::vector<double> tried = x;
-        for (std::size_t j = 0; j < x.size(); ++j) tried[j] += share * move(static_cast<Eigen::Index>(j));
-        std::vector<double> there = problem.residuals(tried);
-        const double value = objective(problem, tried, there);
-        if (value >= now) return false;
-        x = std::move(tried);
-        residuals = std::move(there);
-        now = value;
-        return true;
-    };
     for (int iteration = 0; iteration < problem.iterations; ++iteration) {
         if (kept == nullptr) jacobian = differences(problem, x, residuals);
         const auto [curvature, descent] = normal_equations(problem, kept != nullptr ? *kept : jacobian, x, residuals);
         const Eigen::VectorXd move = curvature.ldlt().solve(descent);
         const double before = now;
-        bool moved = false;
-        for (double share = 1.0; share > 0.05 && !moved; share *= 0.5) moved = improves(move, share);
-        // Predictions have kinks, where all parameters together may find no way down. Those that promise most do alone.
-        for (const Eigen::Index j : most_promising(curvature, descent)) {
-            if (moved) break;
-            Eigen::VectorXd alone = Eigen::VectorXd::Zero(move.size());
-            alone(j) = descent(j) / curvature(j, j);
-            improves(alone, 1.0);
+        for (double share = 1.0; share > 0.05; share *= 0.5) {
+            std::vector<double> tried = x;
+            for (std::size_t j = 0; j < x.size(); ++j) tried[j] += share * move(static_cast<Eigen::Index>(j));
+            const std::vector<double> there = problem.residuals(tried);
+            const double value = objective(problem, tried, there);
+            if (value >= now) continue;
+            x = tried;
+            residuals = there;
+            now = value;
+            break;
         }
         if (before - now < 1e-3 * before) break;
     }

@@ -17,18 +17,27 @@
 namespace moe::tools {
 namespace {
 
-constexpr int refits = 3; // steps of a refit, which begins where all rows have led
+// The fit of all rows without some of them: residuals are taken as linear around it, which its derivatives tell. Steps
+// through predictions themselves stop at their kinks, where a refit began, and make what was left out look better.
+Solution refit(LeastSquares rest, const Solution& all) {
+    constexpr int enough = 20;
+    rest.iterations = enough;
+    rest.residuals = [&all](const std::vector<double>& x) {
+        std::vector<double> residuals = all.residuals;
+        for (std::size_t i = 0; i < residuals.size(); ++i)
+            for (std::size_t j = 0; j < x.size(); ++j) residuals[i] += all.jacobian[i][j] * (x[j] - all.x[j]);
+        return residuals;
+    };
+    return solve(rest, all.x, &all.jacobian);
+}
 
-// Every row predicted by a fit that has not seen what it has in this field. Refits are independent of each other.
+// Every row predicted with the coefficients of a fit that has not seen what the row has in this field.
 std::vector<published::Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
                                              const std::string published::Prediction::*field) {
     const std::vector<std::string> values = problem.values(field);
     std::vector<std::vector<published::Prediction>> folds(values.size());
-    in_parallel(values.size(), [&](std::size_t i) {
-        LeastSquares refit = problem.squares(field, values[i]);
-        refit.iterations = refits;
-        folds[i] = problem.predict(solve(refit, all.x, &all.jacobian).x);
-    });
+    in_parallel(values.size(),
+                [&](std::size_t i) { folds[i] = problem.predict(refit(problem.squares(field, values[i]), all).x); });
     std::vector<published::Prediction> result = problem.rows();
     for (std::size_t i = 0; i < values.size(); ++i) {
         std::vector<published::Prediction> left;

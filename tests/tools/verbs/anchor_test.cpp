@@ -11,12 +11,11 @@
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
+using moe::test::runs_header;
 using Json = nlohmann::ordered_json;
 
 namespace {
 
-const std::string header = "run_id,source,release,model,system,gpus,precision,gbs,mbs,seq_len,tp,pp,ep,status,tier,"
-                           "tflops_std\n";
 const std::string row = "mine,my notes,1,Qwen3-30B-A3B,H100,16,BF16,512,1,4096,1,1,8,current,A,150\n";
 
 Json search(const Folder& folder, const std::string& options) {
@@ -27,7 +26,7 @@ Json search(const Folder& folder, const std::string& options) {
 
 TEST_CASE("calibrate --anchor: a CSV file becomes a stack that the verbs load") {
     const Folder folder;
-    folder.write("runs.csv", header + row);
+    folder.write("runs.csv", runs_header + row);
     const Json json =
         document(folder.run("moe-plan calibrate --anchor runs.csv --stack bridge-26.08 --out mine.json --json"));
     CHECK(json["base"] == "bridge-26.08");
@@ -69,7 +68,7 @@ TEST_CASE("calibrate --anchor: a log goes with the plan that it ran") {
 
 TEST_CASE("calibrate --anchor: what cannot be anchors is refused in a line") {
     const Folder folder;
-    folder.write("runs.csv", header + row);
+    folder.write("runs.csv", runs_header + row);
     const std::string calibrate = "moe-plan calibrate --out s.json ";
     check_line(folder.run(calibrate + "--anchor runs.csv"), 2, "--anchor: name the stack");
     check_line(folder.run(calibrate + "--stack bridge-26.08"), 2, "--stack bridge-26.08: is for --anchor");
@@ -82,7 +81,7 @@ TEST_CASE("calibrate --anchor: what cannot be anchors is refused in a line") {
     check_line(folder.run("moe-plan calibrate --out s.txt --anchor runs.csv --stack bridge-26.08"), 2,
                "must end with .json");
     CHECK_FALSE(folder.holds("s.json"));
-    folder.write("none.csv", header + "x,a,1,NoSuchModel,H100,16,BF16,512,1,4096,1,1,8,current,A,150\n");
+    folder.write("none.csv", runs_header + "x,a,1,NoSuchModel,H100,16,BF16,512,1,4096,1,1,8,current,A,150\n");
     const auto none = folder.run(calibrate + "--anchor none.csv --stack bridge-26.08");
     CHECK(none.status == 2);
     CHECK(none.err.find("none of the runs can be predicted") != std::string::npos);

@@ -59,4 +59,8 @@ inline const std::string gpu_search =
     "search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix vpp=1 --fix tp=1 --fix cp=1 "
     "--fix etp=1 ";
 
+// The first line of a CSV file of runs that states a mapping and no recipe.
+inline const std::string runs_header = "run_id,source,release,model,system,gpus,precision,gbs,mbs,seq_len,tp,pp,ep,"
+                                       "status,tier,tflops_std\n";
+
 } // namespace moe::test

@@ -11,12 +11,11 @@
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
+using moe::test::runs_header;
 using Json = nlohmann::ordered_json;
 
 namespace {
 
-const std::string header = "run_id,source,release,model,system,gpus,precision,gbs,mbs,seq_len,tp,pp,ep,status,tier,"
-                           "tflops_std\n";
 // One run of a source that nobody has published in, one of a model without a profile.
 const std::string rows = "mine,my notes,1,Qwen3-30B-A3B,H200,16,BF16,512,1,4096,1,1,8,current,A,250\n"
                          "other,my notes,1,NoSuchModel-7B,H200,16,BF16,512,1,4096,1,1,1,current,A,250\n";
@@ -25,7 +24,7 @@ const std::string rows = "mine,my notes,1,Qwen3-30B-A3B,H200,16,BF16,512,1,4096,
 
 TEST_CASE("validate: rows and summary of one's own file") {
     const Folder folder;
-    folder.write("runs.csv", header + rows);
+    folder.write("runs.csv", runs_header + rows);
     const Json json = document(folder.run("moe-plan validate runs.csv --json"));
     REQUIRE(json["rows"].size() == 2);
     const Json& row = json["rows"][0];
@@ -49,8 +48,8 @@ TEST_CASE("validate: rows and summary of one's own file") {
 
 TEST_CASE("validate: a run's name changes nothing but its name") {
     const Folder folder;
-    folder.write("a.csv", header + rows);
-    folder.write("b.csv", header + "MB-26.08-DSV3" + rows.substr(4));
+    folder.write("a.csv", runs_header + rows);
+    folder.write("b.csv", runs_header + "MB-26.08-DSV3" + rows.substr(4));
     Json a = document(folder.run("moe-plan validate a.csv --json"));
     Json b = document(folder.run("moe-plan validate b.csv --json"));
     CHECK(a != b);
@@ -61,7 +60,7 @@ TEST_CASE("validate: a run's name changes nothing but its name") {
 
 TEST_CASE("validate: text names groups, reasons and the widest misses") {
     const Folder folder;
-    folder.write("runs.csv", header + rows);
+    folder.write("runs.csv", runs_header + rows);
     const moe::test::Outcome outcome = folder.run("moe-plan validate runs.csv");
     CHECK(outcome.status == 0);
     for (const char* words : {"2 runs: 1 predicted, 1 skipped", "system H200", "unknown model", "mine"})
@@ -71,14 +70,14 @@ TEST_CASE("validate: text names groups, reasons and the widest misses") {
 
 TEST_CASE("validate: an empty table is no error, a broken one is") {
     const Folder folder;
-    folder.write("none.csv", header);
+    folder.write("none.csv", runs_header);
     CHECK(document(folder.run("moe-plan validate none.csv --json"))["summary"]["rows"] == 0);
     CHECK(folder.run("moe-plan validate none.csv").status == 0);
-    folder.write("cell.csv", header + "a,b,1,Qwen3-30B-A3B,H200,many" + rows.substr(rows.find(",BF16")));
+    folder.write("cell.csv", runs_header + "a,b,1,Qwen3-30B-A3B,H200,many" + rows.substr(rows.find(",BF16")));
     check_line(folder.run("moe-plan validate cell.csv --json"), 2, "cell.csv:2: column gpus: 'many'");
-    folder.write("short.csv", header + "a,b\n");
+    folder.write("short.csv", runs_header + "a,b\n");
     check_line(folder.run("moe-plan validate short.csv"), 2, "short.csv:2: 2 cells");
-    folder.write("quote.csv", header + "\"a");
+    folder.write("quote.csv", runs_header + "\"a");
     check_line(folder.run("moe-plan validate quote.csv"), 2, "never closed");
     check_line(folder.run("moe-plan validate missing.csv"), 2, "missing.csv");
     check_line(folder.run("mkdir none && moe-plan validate none"), 2, "holds no .csv file");
