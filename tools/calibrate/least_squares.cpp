@@ -90,7 +90,8 @@ Solution solve(const LeastSquares& problem, std::vector<double> x, const Jacobia
         const auto [curvature, descent] = normal_equations(problem, kept != nullptr ? *kept : jacobian, x, residuals);
         const Eigen::VectorXd move = curvature.ldlt().solve(descent);
         const double before = now;
-        for (double share = 1.0; share > 0.05; share *= 0.5) {
+        double share = 1.0;
+        for (int halvings = 0; halvings < 5; ++halvings, share *= 0.5) {
             std::vector<double> tried = x;
             for (std::size_t j = 0; j < x.size(); ++j) tried[j] += share * move(static_cast<Eigen::Index>(j));
             const std::vector<double> there = problem.residuals(tried);
