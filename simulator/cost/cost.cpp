@@ -116,9 +116,11 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
                             static_cast<double>(gemm->k), op.bytes);
     }
     if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) {
-        // One local expert is a plain product.
-        const auto& shares = grouped->groups > 1 ? stack_.costs.grouped_gemm : stack_.costs.gemm;
-        const double rate = flop_rate(plan_, stack_.costs.clock, shares, gemm_precision(op, program));
+        const machine::Precision precision = gemm_precision(op, program);
+        const double plain = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, precision),
+                     many = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, precision);
+        // One local expert is a plain product; each further one takes the rate nearer to that of many.
+        const double rate = plain * std::pow(many / plain, 1.0 - 1.0 / std::max(1, grouped->groups));
         const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
