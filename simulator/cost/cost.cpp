@@ -175,7 +175,7 @@ double CostModel::communication_seconds(const program::Op& op, GroupLinks group)
     const bool dispatches = op.kind == program::OpKind::all_to_all_rows ||
                             op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
     if (const auto* rows = std::get_if<program::RowsAttr>(&op.attr); rows != nullptr && dispatches)
-        return dispatch_seconds(op, *rows, std::move(group));
+        return dispatch_seconds(op, *rows, group);
     switch (op.kind) {
     case program::OpKind::all_gather:
     case program::OpKind::all_gather_rows:
