@@ -167,6 +167,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--init-from", o.init_from, "DIR", "Hugging Face folder: start from its weights (safetensors)");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
+    add(verb, "--metrics", o.metrics, "DIR",
+        "folder of the history: metrics.jsonl, a line per step, and events for TensorBoard; kept through --resume");
     add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");

@@ -24,7 +24,8 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
       steps_(steps),
       run_(run),
       flops_per_token_(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)),
-      gpus_(plan.gpus) {}
+      gpus_(plan.gpus),
+      routers_(*plan.model) {}
 
 void StepLog::add(const train::StepResult& step) {
     const double rate = static_cast<double>(step.tokens) / step.seconds;
@@ -35,6 +36,7 @@ void StepLog::add(const train::StepResult& step) {
         worst = std::max(worst, router.max_over_mean());
         run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
     }
+    for (const std::string& line : routers_.add(step)) console_.warn("{}", line);
     std::string routers;
     if (!step.routers.empty()) {
         if (console_.verbose()) routers = fmt::format(" | aux loss {:.3g}", step.aux_loss());

@@ -7,6 +7,7 @@
 #include "planner/base/files.hpp"
 #include "planner/model/model.hpp"
 #include "simulator/replay/simulate.hpp"
+#include "tools/history/metrics.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
@@ -197,6 +198,12 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     return std::uint64_t{weights::crc32c(plan::plan_to_json(plan))} << 32 | weights::crc32c(said);
 }
 
+// The step that `run` holds last, as of now.
+StepContext context_of(const RunRecord& run) {
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    return {now.count(), run.steps.back().tflops_per_gpu, run.peak_memory_gib};
+}
+
 // A run that hangs cannot be made to unwind: the process says why and ends.
 [[noreturn]] void end_hanging(const std::string& line, comm::Transport* transport) {
     if (transport != nullptr) transport->abort(line);
@@ -227,6 +234,8 @@ public:
         if (!options_.checkpoint.empty()) catch_signals();
         train::Trainer trainer(plan_, train_with_);
         set_weights(options_, trainer, console_);
+        if (first_ && !options_.metrics.empty())
+            metrics_.emplace(options_.metrics, trainer.steps_done(), options_.resume);
         const RunFolder folder(first_ ? options_.run_dir : "");
         try {
             open_record(trainer, folder);
@@ -282,6 +291,7 @@ private:
             trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
             [&](const train::StepResult& step) {
                 log.add(step);
+                if (metrics_) metrics_->add(step, context_of(run_));
                 const device::PowerLog::Time now = std::chrono::steady_clock::now();
                 if (draws.due(now)) draws.add(now, trainer.power_sample());
             },
@@ -337,6 +347,7 @@ private:
     data::SampleData data_;
     replay::Simulation simulation_;
     RunRecord run_;
+    std::optional<Metrics> metrics_;
 };
 
 } // namespace

@@ -62,6 +62,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t steps = 100;
     std::string backend = "cpu";
     std::string run_dir, trace;     // empty = not written
+    std::string metrics;            // folder of the history, empty = none
     std::string init_from;          // Hugging Face folder of initial weights, empty = random ones
     std::string checkpoint;         // folder, empty = none
     std::int64_t save_interval = 0; // steps, 0 = only at the end
