@@ -178,7 +178,13 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
                    "go on from the newest whole checkpoint, of this or any other plan for the same model");
     add(verb, "--shuffle", o.shuffle, "on|off", "on or off: order of the samples")->capture_default_str();
     add(verb, "--lr", o.lr, "X", "peak learning rate")->capture_default_str();
-    add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine", "constant or cosine")->capture_default_str();
+    add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine|linear|wsd|inverse-sqrt",
+        "constant, cosine, linear, wsd (falls at the end alone) or inverse-sqrt")
+        ->capture_default_str();
+    add(verb, "--min-lr", o.min_lr, "X", "lowest learning rate behind the warm-up (default: a tenth of --lr)")
+        ->check(CLI::NonNegativeNumber);
+    add(verb, "--lr-decay-steps", o.lr_decay_steps, "N",
+        "with wsd: last steps over which the rate falls (default: a tenth of --steps)");
     add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
     add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();

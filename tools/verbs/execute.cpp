@@ -45,9 +45,11 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     train::TrainOptions result;
     result.steps = options.steps;
     result.lr = options.lr;
-    if (options.lr_schedule != "constant" && options.lr_schedule != "cosine")
-        refuse("--lr-schedule {}: must be constant or cosine", options.lr_schedule);
-    result.schedule = options.lr_schedule == "cosine" ? train::LearningRate::cosine : train::LearningRate::constant;
+    result.schedule = train::learning_rate_named(options.lr_schedule);
+    if (options.min_lr >= 0.0) result.final_fraction = options.lr > 0.0 ? options.min_lr / options.lr : 0.0;
+    result.decay_steps = options.lr_decay_steps;
+    if (result.decay_steps > 0 && result.schedule != train::LearningRate::wsd)
+        refuse("--lr-decay-steps {}: --lr-schedule {} has none, wsd has", options.lr_decay_steps, options.lr_schedule);
     result.warmup = options.warmup;
     const std::size_t comma = options.betas.find(',');
     if (comma == std::string::npos) refuse("--betas {}: must be two numbers, for example 0.9,0.95", options.betas);
@@ -192,9 +194,9 @@ void check_checkpoints(const ExecuteOptions& options) {
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     const std::string said =
-        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
-                    o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.warmup, o.betas, o.eps,
-                    o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty());
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps,
+                    o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.min_lr,
+                    o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty());
     return std::uint64_t{weights::crc32c(plan::plan_to_json(plan))} << 32 | weights::crc32c(said);
 }
 
