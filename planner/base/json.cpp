@@ -20,22 +20,6 @@ namespace {
 
 bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
-// Bytes of the UTF-8 character at the front of `text` (Unicode 15, table 3-7), 0 where there is none.
-std::size_t utf8_length(std::string_view text) {
-    const auto byte = [&text](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
-    const auto more = [&byte](std::size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
-    const unsigned lead = byte(0), next = byte(1);
-    if (lead < 0x80) return 1;
-    if (lead >= 0xC2 && lead <= 0xDF) return more(1) ? 2 : 0;
-    if (lead >= 0xE0 && lead <= 0xEF) {
-        const bool shortest = lead != 0xE0 || next >= 0xA0, no_surrogate = lead != 0xED || next < 0xA0;
-        return more(1) && more(2) && shortest && no_surrogate ? 3 : 0;
-    }
-    if (lead < 0xF0 || lead > 0xF4) return 0;
-    const bool shortest = lead != 0xF0 || next >= 0x90, in_range = lead != 0xF4 || next < 0x90;
-    return more(1) && more(2) && more(3) && shortest && in_range ? 4 : 0;
-}
-
 void append_utf8(std::string& text, unsigned code) {
     const auto put = [&text](unsigned byte) { text += static_cast<char>(byte); };
     const auto tail = [&](int bits) { put(0x80U | (code >> bits & 0x3FU)); };
@@ -306,6 +290,13 @@ std::string shown_json(const Json& value) {
     if (value.is_object()) return fmt::format("an object of {} fields", value.size());
     if (value.is_array()) return fmt::format("an array of {} elements", value.size());
     return shown(json_text(value));
+}
+
+double rounded_to(double value, int digits) {
+    double result = 0.0;
+    const std::string text = fmt::format("{:.{}g}", value, digits);
+    std::from_chars(text.data(), text.data() + text.size(), result);
+    return result;
 }
 
 template nlohmann::json parse_json(std::string_view, const std::string&, const JsonLimits&);

@@ -35,4 +35,7 @@ std::string json_text(const Json& value);
 template <class Json>
 std::string shown_json(const Json& value);
 
+// The number with so many significant digits, as documents of ours write it.
+double rounded_to(double value, int digits);
+
 } // namespace moe

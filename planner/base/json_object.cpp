@@ -80,11 +80,15 @@ std::vector<std::string> JsonObject::keys() const {
 std::string JsonObject::dump() const { return json_text(*node_); }
 
 JsonObject JsonObject::with_string(const std::string& key, const std::string& value) const {
-    Json copy = *node_;
-    copy[key] = value;
-    auto root = std::make_shared<const Json>(std::move(copy));
-    const Json* node = root.get();
-    return JsonObject(std::move(root), node, place_);
+    auto copy = std::make_shared<Json>(*node_);
+    (*copy)[key] = value;
+    return JsonObject(copy, copy.get(), place_);
+}
+
+JsonObject JsonObject::with_field(const std::string& key, const JsonObject& from) const {
+    auto copy = std::make_shared<Json>(*node_);
+    (*copy)[key] = from.node_->at(key);
+    return JsonObject(copy, copy.get(), place_);
 }
 
 const Json* JsonObject::find(const std::string& key) const {
@@ -98,6 +102,8 @@ const Json& JsonObject::need(const std::string& key) const {
     if (found->is_null()) refuse("{}: {} = null: must be given a value", place_, key);
     return *found;
 }
+
+bool JsonObject::states(const std::string& key) const { return node_->contains(key); }
 
 bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }
 

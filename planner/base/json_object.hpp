@@ -20,10 +20,12 @@ public:
     const std::string& place() const { return place_; }
     std::vector<std::string> keys() const;
     std::string dump() const; // compact text, keys in their order
-    // A copy with that field set.
+    // Copies with that field set, to a word or to what another object has under the same name, which must state it.
     JsonObject with_string(const std::string& key, const std::string& value) const;
+    JsonObject with_field(const std::string& key, const JsonObject& from) const;
 
-    bool has(const std::string& key) const; // present and not null
+    bool has(const std::string& key) const;    // present and not null
+    bool states(const std::string& key) const; // present, be it null
     bool is_string(const std::string& key) const;
     bool is_array(const std::string& key) const;
     bool is_object(const std::string& key) const;

@@ -2,6 +2,7 @@
 #include "planner/base/files.hpp"
 #include "planner/base/json.hpp"
 #include "planner/base/json_object.hpp"
+#include "planner/base/names.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/support/folder.hpp"
 
@@ -65,6 +66,15 @@ TEST_CASE("json: faults name the place, the reason, the line and the column") {
     CHECK(fault("[+1]").find("a value was expected, found '+1'") != std::string::npos);
     CHECK(fault("[\x1b[31mred]").find('\x1b') == std::string::npos); // no control characters of a file in a message
     CHECK(fault("[" + std::string(100000, 'x') + "]").size() < 120);
+}
+
+TEST_CASE("names: text of files is printed short, without what a terminal obeys") {
+    CHECK(shown("a\x1b[31mb\x7f\tc") == "a?[31mb??c");
+    CHECK(shown("\xc2\x9b"
+                "31m \xe2\x80\xae gnp.exe \xff") == "?31m ? gnp.exe ?");
+    CHECK(shown("é漢😀") == "é漢😀");
+    CHECK(shown(std::string(79, 'x') + "é tail") == std::string(79, 'x') + "...");
+    CHECK(shown(std::string(81, '\xbf')).size() <= 83);
 }
 
 TEST_CASE("json: depth and size are bounded") {
