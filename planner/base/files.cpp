@@ -73,7 +73,7 @@ struct PartialFile {
 
 } // namespace
 
-std::string read_file(const std::string& path) {
+std::string read_file(const std::string& path, std::size_t most) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (file.get() < 0) refuse("cannot read {}: {}", path, reason(errno));
     struct stat status {};
@@ -87,6 +87,7 @@ std::string read_file(const std::string& path) {
         if (count < 0) refuse("cannot read {}: {}", path, reason(errno));
         if (count == 0) return text;
         text.append(block.data(), static_cast<std::size_t>(count));
+        if (text.size() > most) refuse("cannot read {}: it holds more than {} MiB", path, most >> 20);
         constexpr std::size_t endless = std::size_t{1} << 28;
         if (S_ISCHR(status.st_mode) && text.size() > endless) refuse("cannot read {}: it has no end", path);
     }

@@ -135,10 +135,10 @@ void check(const JsonObject& json, const Hardware& hardware) {
         json.refuse_value("nvlink_domain_used",
                           fmt::format("must not exceed nvlink_domain = {}", hardware.nvlink_domain));
     if (hardware.nvlink_domain > 1 && hardware.nvlink.bandwidth == 0.0)
-        refuse("{}: field \"nvlink\" is missing, but nvlink_domain = {}", json.place(), hardware.nvlink_domain);
+        json.refuse_value("nvlink", fmt::format("must be given, since nvlink_domain = {}", hardware.nvlink_domain));
     if (hardware.gpus_per_node > hardware.nvlink_domain && hardware.pcie.bandwidth == 0.0)
-        refuse("{}: field \"pcie\" is missing, but gpus_per_node = {} exceeds nvlink_domain = {}", json.place(),
-               hardware.gpus_per_node, hardware.nvlink_domain);
+        json.refuse_value("pcie", fmt::format("must be given, since gpus_per_node = {} exceeds nvlink_domain = {}",
+                                              hardware.gpus_per_node, hardware.nvlink_domain));
     if (hardware.context_bytes >= hardware.memory_bytes && hardware.memory_bytes > 0.0)
         json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
 }

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
@@ -193,14 +194,6 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
 
 std::string stacks_folder() { return profiles_folder() + "/stacks"; }
 
-Json parse_file(const std::string& path) {
-    try {
-        return Json::parse(read_file(path));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
-    }
-}
-
 // Multiplies a cost, or every figure inside it, by a further factor.
 void multiply(Json& cost, const Json& factor) {
     if (cost.is_object())
@@ -217,7 +210,7 @@ void apply_features(Json& json, const std::vector<std::string>& changes, const s
         if (!changes.empty()) refuse("{}: names no features, so that \"{}\" cannot change one", place, changes.front());
         return;
     }
-    const Json all = parse_file(path);
+    const Json all = load_json<Json>(path);
     std::set<std::string> has;
     for (const Json& name : json["features"]) has.insert(name.is_string() ? name.get<std::string>() : "");
     for (const std::string& change : changes) {
@@ -308,7 +301,7 @@ Json read_with_bases(const std::string& name, int depth) {
         refuse("unknown stack '{}': known are {}", name,
                known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
     }
-    Json json = parse_file(path);
+    Json json = load_json<Json>(path);
     if (!json.is_object() || !json.contains("base")) return json;
     if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
     if (depth >= longest_chain) refuse("{}: more than {} bases follow each other: is it a cycle?", path, longest_chain);

@@ -13,6 +13,7 @@
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 
@@ -47,7 +48,8 @@ MeasuredGroup nearest_group(const machine::Hardware& hardware, const std::string
     prefix.pop_back();
     for (auto it = hardware.measured.lower_bound(prefix);
          it != hardware.measured.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
-        const int size = std::atoi(it->first.c_str() + prefix.size());
+        int size = 0;
+        std::from_chars(it->first.data() + prefix.size(), it->first.data() + it->first.size(), size);
         if (size < 2 || it->second.empty()) continue;
         if (best.calls == nullptr || apart(size) < apart(best.members)) best = {size, &it->second};
     }

@@ -2,6 +2,7 @@
 #include "simulator/published/nearest.hpp"
 
 #include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
 #include "planner/machine/coefficients.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -10,8 +11,6 @@
 #include "simulator/published/ratios.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "simulator/published/run_recipe.hpp"
-
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -43,8 +42,8 @@ std::map<std::string, double> fitted_residuals() {
     std::map<std::string, double> fitted;
     const std::string path = profiles_folder() + "/runs/residuals.json";
     if (!std::filesystem::exists(path)) return fitted;
-    for (const auto& row : nlohmann::json::parse(read_file(path)))
-        fitted[row.at("run_id").get<std::string>()] = row.at("fitted").get<double>();
+    for (const JsonObject& row : JsonObject::parse_list(read_file(path), path))
+        fitted[row.string("run_id")] = row.number("fitted", -20.0, 20.0);
     return fitted;
 }
 

@@ -1,6 +1,7 @@
 // Reads recorded token counts by layer and expert from CSV or JSON.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "simulator/routing/routing.hpp"
 
@@ -51,12 +52,7 @@ Counts from_csv(const std::string& text, const std::string& path) {
 }
 
 Counts from_json(const std::string& text, const std::string& path) {
-    Json json;
-    try {
-        json = Json::parse(text);
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
-    }
+    Json json = parse_json<Json>(text, path);
     if (json.is_object() && json.contains("counts")) json = Json(json["counts"]);
     Counts counts;
     if (!json.is_array()) refuse("{}: must be a list of lists of token counts, or hold one as \"counts\"", path);
@@ -64,7 +60,7 @@ Counts from_json(const std::string& text, const std::string& path) {
         counts.emplace_back();
         if (!row.is_array()) refuse("{}: layer {}: must be a list of token counts", path, counts.size());
         for (const Json& cell : row) {
-            if (!cell.is_number()) refuse("{}: layer {}: {} is no token count", path, counts.size(), cell.dump());
+            if (!cell.is_number()) refuse("{}: layer {}: {} is no token count", path, counts.size(), shown_json(cell));
             counts.back().push_back(cell.get<double>());
         }
     }

@@ -162,13 +162,13 @@ void read_common(const JsonObject& json, model::Model& model, double eps, double
         model.vocab_divisor = json.object("megatron").integer_or("make_vocab_size_divisible_by", 128, 1, max_vocab);
 }
 
-model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary) {
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary, bool rounds_down) {
     model::Attention attention;
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = integer_or(json, "num_key_value_heads", attention.heads, 1, max_heads);
     if (json.has("head_dim")) {
         attention.qk_dim = integer(json, "head_dim", max_dim);
-    } else if (model.hidden % attention.heads != 0) {
+    } else if (!rounds_down && model.hidden % attention.heads != 0) {
         json.refuse_value("num_attention_heads",
                           fmt::format("must divide hidden_size = {} when head_dim is not given", model.hidden));
     } else {
@@ -254,7 +254,9 @@ void check_natures(const JsonObject& json, const model::Model& model) {
     if (!json.is_array("layer_types")) return;
     std::vector<std::string> known{"full_attention", "sliding_attention"};
     if (any(model::AttentionKind::gated_delta)) known.emplace_back("linear_attention");
-    if (model.architecture == "GraniteMoeHybridForCausalLM") known = {"mamba", "attention"};
+    if (model.architecture == "GraniteMoeHybridForCausalLM")
+        known = {"mamba", "linear_attention", "attention", "full_attention"};
+    if (picks) known = {"deepseek_sparse_attention", "indexed_attention"};
     if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
     for (const std::string& type : json.strings("layer_types"))
         if (std::find(known.begin(), known.end(), type) == known.end())
