@@ -120,7 +120,7 @@ public:
     // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
     void snapshot(weights::Snapshot& out) const;
     // Goes on where the checkpoint of any plan of the same model stands. Throws Error (bad_input) where its parameters
-    // are not this model's, or its seed is not the run's.
+    // are not this model's. What else must agree: check_resume() of resume.hpp.
     void restore(const weights::StoredCheckpoint& checkpoint);
 
     // True where any process says so. Called by all processes in turn with steps.

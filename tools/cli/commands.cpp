@@ -176,6 +176,11 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--log-interval", o.log_interval, "N", "a line of the log for every N-th step")->capture_default_str();
     verb->add_flag("--resume", o.resume,
                    "go on from the newest whole checkpoint, of this or any other plan for the same model");
+    add(verb, "--allow-change", o.allow_change, "FIELD",
+        "with --resume: a field that may differ from the checkpoint's, such as rope_theta, data, shuffle or seed; may "
+        "be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add(verb, "--shuffle", o.shuffle, "on|off", "on or off: order of the samples")->capture_default_str();
     add(verb, "--lr", o.lr, "X", "peak learning rate")->capture_default_str();
     add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine|linear|wsd|inverse-sqrt",

@@ -1,7 +1,7 @@
 // Protocol buffers of events, by hand: field numbers are those of event.proto and summary.proto.
 #include "tools/history/tensorboard.hpp"
 
-#include "engine/weights/checkpoint.hpp"
+#include "engine/base/crc32c.hpp"
 #include "planner/base/error.hpp"
 
 #include <unistd.h>
@@ -54,7 +54,7 @@ std::string event_of(double wall_seconds, std::int64_t step) {
 
 // A record's own checksum is not among the bytes that it is computed of: rotated, plus a constant.
 std::uint32_t masked_crc(std::string_view bytes) {
-    const std::uint32_t crc = weights::crc32c(std::span(bytes.data(), bytes.size()));
+    const std::uint32_t crc = engine::crc32c(std::span(bytes.data(), bytes.size()));
     return std::rotr(crc, 15) + 0xa282ead8U;
 }
 

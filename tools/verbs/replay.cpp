@@ -47,7 +47,7 @@ void replay_verb(const ReplayOptions& options) {
             explain_plan(plan, stack, std::move(simulation), corrector, static_cast<int>(options.spare_experts));
         write_file(options.report, html_report(explanation));
         simulation = std::move(explanation.simulation);
-        skew = std::move(explanation.skew);
+        skew = explanation.skew;
     } else {
         skew =
             corrector.apply(plan, pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts)));

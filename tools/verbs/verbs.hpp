@@ -67,6 +67,7 @@ struct ExecuteOptions : OutputOptions {
     std::string checkpoint;         // folder, empty = none
     std::int64_t save_interval = 0; // steps, 0 = only at the end
     bool resume = false;
+    std::vector<std::string> allow_change; // fields in which a resumed run may differ from its checkpoint's
     std::string shuffle = "on";
     double lr = 1e-3;
     std::string lr_schedule = "constant";

@@ -1,5 +1,5 @@
 // Event files: framing with checksums, and values where TensorBoard's schema has them.
-#include "engine/weights/checkpoint.hpp"
+#include "engine/base/crc32c.hpp"
 #include "tests/tools/verbs/command.hpp"
 #include "tools/history/tensorboard.hpp"
 
@@ -31,10 +31,10 @@ std::vector<std::string> events_of(const std::string& file) {
     std::vector<std::string> events;
     for (std::size_t at = 0; at < file.size();) {
         const auto size = number_at<std::uint64_t>(file, at);
-        CHECK(unmasked(number_at<std::uint32_t>(file, at + 8)) == moe::weights::crc32c(std::span(file.data() + at, 8)));
+        CHECK(unmasked(number_at<std::uint32_t>(file, at + 8)) == moe::engine::crc32c(std::span(file.data() + at, 8)));
         events.push_back(file.substr(at + 12, size));
         CHECK(unmasked(number_at<std::uint32_t>(file, at + 12 + size)) ==
-              moe::weights::crc32c(std::span(file.data() + at + 12, size)));
+              moe::engine::crc32c(std::span(file.data() + at + 12, size)));
         at += size + 16;
     }
     return events;
@@ -48,7 +48,7 @@ TEST_CASE("a record of TensorFlow's own is made to the byte") {
     REQUIRE(record.size() == 19);
     CHECK(number_at<std::uint64_t>(record, 0) == 3);
     CHECK(record.substr(12, 3) == "abc");
-    CHECK(moe::weights::crc32c(std::span("123456789", 9)) == 0xe3069283U); // the checksum's own known value
+    CHECK(moe::engine::crc32c(std::span("123456789", 9)) == 0xe3069283U); // the checksum's own known value
     CHECK(events_of(record) == std::vector<std::string>{"abc"});
 }
 
