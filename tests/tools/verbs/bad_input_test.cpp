@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
 
 using moe::test::check_line;
@@ -295,5 +296,7 @@ TEST_CASE("a full disk: one line, status 1, nothing left") {
         folder.run("ulimit -f 64; moe-plan execute plan.json --data text --steps 1 --checkpoint c");
     CHECK(saved.status == 1);
     CHECK(saved.err.find("moe-plan: cannot write c/step-00000001.partial") != std::string::npos);
-    CHECK(std::filesystem::is_empty(folder.file("c")));
+    const std::filesystem::directory_iterator left(folder.file("c")); // the lock, which nobody holds
+    CHECK(std::distance(begin(left), end(left)) == 1);
+    CHECK(std::filesystem::file_size(folder.file("c/lock")) == 0);
 }

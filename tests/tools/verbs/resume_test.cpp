@@ -171,7 +171,7 @@ TEST_CASE("what changes the meaning of a run is refused on resume; a changed bat
     std::ofstream(folder.file("eps.json")) << plan;
     check_line(folder.run(execute("eps.json", 4, resume + "--shuffle off")), 2, "--allow-change rms_norm_eps");
     plan = Json::parse(std::ifstream(folder.file("plan.json")));
-    plan["seq"] = plan["seq"].get<int>() / 2;
+    plan["workload"]["seq"] = plan["workload"]["seq"].get<int>() / 2;
     std::ofstream(folder.file("short.json")) << plan;
     const Outcome shorter = folder.run(execute("short.json", 4, resume + "--shuffle off"));
     CHECK(document(shorter)["steps"][0]["step"] == 4);
