@@ -2,6 +2,7 @@
 #include "planner/base/files.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/failpoint.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -109,10 +110,13 @@ void write_file(const std::string& path, const Writer& write) {
     if (file.get() < 0) fail("cannot write {}: {}", path, reason(errno));
     PartialFile partial{partial_path};
     write_to(file.get(), write, path);
+    failpoint("file written");
     if (::fsync(file.get()) != 0) fail("cannot write {}: {}", path, reason(errno));
     if (const int error = file.close(); error != 0) fail("cannot write {}: {}", path, reason(error));
+    failpoint("file flushed");
     if (::rename(partial_path.c_str(), path.c_str()) != 0) fail("cannot write {}: {}", path, reason(errno));
     partial.kept = true;
+    failpoint("file renamed");
 }
 
 void write_file(const std::string& path, const std::string& content) {

@@ -1,16 +1,19 @@
 """Holds the rules that Megatron-Core's configuration classes assert to the installed megatron-core, on random plans.
 
 usage: agree.py [--count N] [--seed S] [--release R] [--transformer-engine V] [--write FILE.json] [--arguments]
+       agree.py --held [--transformer-engine V]
 
 With --arguments the plans are passed to Megatron-LM's parse_args and validate_args instead (0.17 or later), and held to
 the rules whose asserted_by is `arguments`. Every plan must be constructed exactly where it breaks no rule whose asserted_by is `class`. Printed are the plans where
 that is not so, and for every such rule how many plans break it and how many break it alone. --write keeps the verdicts.
+--held constructs the plans of the committed verdicts of the installed release: what the package says must be what is kept.
 The exit status is 1 where one plan disagrees, and 77 without the package.
 """
 
 import argparse
 import collections
 import json
+import pathlib
 import random
 import sys
 
@@ -31,6 +34,32 @@ def documents(engine, plan, release):
         yield {"class": other, "kwargs": mapping.keywords(engine, plan, release, part)[1]}
 
 
+def refused_by(known, asked):
+    return next((v for v in (oracle.verdict(known, document) for document in asked) if v), None)
+
+
+def held(known, engine):
+    """Compares the committed verdicts of the installed release with the package; the exit status."""
+    minor = rules.version(oracle.installed())[:2]
+    folder, differ, count = pathlib.Path(__file__).parent / "verdicts", 0, 0
+    for file in sorted(folder.glob("*.json")):
+        kept = json.loads(file.read_text())
+        if rules.version(kept["release"]) != (*minor, 0):
+            continue
+        for one in kept["plans"]:
+            plan = plans.plan_of(one["model"], one["differs"])
+            refused = refused_by(known, documents(engine, plan, kept["release"]))
+            count += 1
+            if bool(refused) != one["refused"]:
+                differ += 1
+                print(f"{file.name}: {one['model']} {json.dumps(one['differs'])}: {refused or 'constructed'}")
+    if not count:
+        print(f"skipped: no verdicts of megatron-core {oracle.installed()} are kept")
+        return oracle.SKIPPED
+    print(f"megatron-core {oracle.installed()}: {count} committed verdicts, {differ} differ")
+    return 1 if differ else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description="Rules against the installed megatron-core.")
     parser.add_argument("--count", type=int, default=3000)
@@ -39,10 +68,12 @@ def main():
     parser.add_argument("--transformer-engine", default="2.17")
     parser.add_argument("--write")
     parser.add_argument("--arguments", action="store_true")
+    parser.add_argument("--held", action="store_true")
     arguments = parser.parse_args()
     known = oracle.load(arguments.transformer_engine)
-    from megatron.core import __version__ as installed
-
+    if arguments.held:
+        return held(known, mapping.load())
+    installed = oracle.installed()
     release = arguments.release or installed
     engine, stated = mapping.load(), rules.load()["rules"]
     where = "arguments" if arguments.arguments else "class"
@@ -68,7 +99,7 @@ def main():
             environment = mapping.environment(engine, plan, release)
             refused = parser_of_megatron.check(plan["hardware.generation"], words, gpus, environment)
         else:
-            refused = next((v for v in (oracle.verdict(known, d) for d in asked) if v), None)
+            refused = refused_by(known, asked)
         for rule in found:
             count[rule["name"]] += 1
             alone[rule["name"]] += len(found) == 1

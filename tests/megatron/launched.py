@@ -48,7 +48,7 @@ def whole(text, none=0):
 
 
 def document(generator, stack):
-    """A plan.json that may or may not be sound."""
+    """A plan.json that may or may not be sound, and the words that it was made from."""
     name, machine = generator.choice(sorted(MODELS)), generator.choice(MACHINES)
     facts = plans.MODELS[MODELS[name]]
     words = {**plans.PLAIN, **plans.choose(generator, plans.PLAIN, facts)}
@@ -93,7 +93,8 @@ def document(generator, stack):
     if words["bf16_layers"] != "none":
         plan["bf16_layers"] = [int(one) for one in words["bf16_layers"].split("+")]
     plan.update({field: words[field] == "on" for field in ON})
-    return plan
+    words.update(hardware=machine, dp=str(sizes["dp"]), seq=str(plan["workload"]["seq"]), gbs=str(plan["workload"]["gbs"]))
+    return plan, words
 
 
 def stack_of(installed):
@@ -195,8 +196,7 @@ def main():
     asked = parser.parse_args()
     known = oracle.load(asked.transformer_engine)
     logging.disable(logging.WARNING)
-    from megatron.core import __version__ as installed
-
+    installed = oracle.installed()
     stack, engine = stack_of(installed)
     if stack is None:
         print(f"skipped: no stack is of megatron-core {installed}")
@@ -207,7 +207,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(os.path.abspath(asked.program), pathlib.Path(folder))
         while counts["core"] < asked.count:
-            plan = document(generator, stack)
+            plan, _ = document(generator, stack)
             core, refusal = launcher.launch(plan, "--megatron-core")
             if refusal:
                 refusals[refusal.rsplit(" (", 1)[0][:90]] += 1

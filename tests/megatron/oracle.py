@@ -96,6 +96,13 @@ def classes():
     }
 
 
+def installed():
+    """The release of the package. In a Git checkout 0.19 adds the checkout's commit behind a plus."""
+    from megatron.core import __version__ as version
+
+    return version.split("+")[0]
+
+
 def load(transformer_engine):
     """The configuration classes, with Transformer Engine's version stated; exits where there is no package."""
     warnings.simplefilter("ignore")

@@ -61,10 +61,19 @@ PLAIN = {
     "hardware.generation": "blackwell", "micro_batches": "64",
 }  # fmt: skip
 
+# Facts of the machines that plans name: GPUs that reach each other over NVLink, compute capability.
+MACHINES = {
+    "h100": ("hopper", "8", "9"), "h200": ("hopper", "8", "9"), "b200": ("blackwell", "8", "10"),
+    "gb200-nvl72": ("blackwell", "72", "10"), "gb300-nvl72": ("blackwell", "72", "10.3"),
+}  # fmt: skip
+
 
 def derived(plan):
     """The facts that follow from other words."""
     integer = lambda field: int(literal(plan[field]))
+    generation, domain, capability = MACHINES[plan["hardware"]]
+    plan["hardware.generation"], plan["hardware.nvlink_domain"] = generation, domain
+    plan["hardware.compute_capability"] = capability
     plan["derived.expert_ranks"] = str(integer("ep") * integer("etp"))
     asked = plan["derived.expert_ranks"] != "1" or (plan["capacity"] != "none" and plan["dispatcher"] == "hybridep")
     plan["derived.dispatcher"] = plan["dispatcher"] if asked else "alltoall"

@@ -216,6 +216,7 @@ std::string run_document(const RunRecord& run) {
         document["steps"].push_back({{"step", step.step},
                                      {"loss", step.loss},
                                      {"grad_norm", step.grad_norm},
+                                     {"lr", step.lr},
                                      {"seconds", step.seconds},
                                      {"tflops_per_gpu", step.tflops_per_gpu},
                                      {"tokens", step.tokens}});

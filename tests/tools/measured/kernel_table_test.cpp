@@ -90,6 +90,10 @@ TEST_CASE("kernel table: what people see in profiles") {
     REQUIRE(rule);
     CHECK(torch.rules[*rule].kinds.size() == 5);
 
+    // FSDP2's copies of shards run over many tensors, as the optimizer does.
+    CHECK(kind_of(torch, "void at::native::multi_tensor_apply_kernel<TensorListMetadata<2>, at::native::CopyFunctor<"
+                         "c10::BFloat16, float, 2, 1, 1>, at::native::Copy<c10::BFloat16, float>>") == "copy_columns");
+
     CHECK(kind_of(megatron, "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<>") == "rmsnorm");
     CHECK(kind_of(megatron, "void transformer_engine::normalization::rmsnorm_bwd_general_kernel<>") == "rmsnorm_grad");
     CHECK(kind_of(megatron, "_permute_kernel") == "permute");

@@ -254,7 +254,11 @@ TEST_CASE("execute: data and options") {
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
     check_line(folder.run(execute + "--data text --log-interval 0"), 2, "--log-interval 0");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");
-    check_line(folder.run(execute + "--data text --lr-schedule linear"), 2, "--lr-schedule");
+    check_line(folder.run(execute + "--data text --lr-schedule square"), 2,
+               "--lr-schedule square: must be one of constant, cosine, linear");
+    check_line(folder.run(execute + "--data text --lr 1e-3 --min-lr 1e-2"), 2,
+               "--min-lr 0.01: must be between 0 and --lr");
+    check_line(folder.run(execute + "--data text --lr-decay-steps 5"), 2, "--lr-schedule constant has none, wsd has");
     check_line(folder.run(execute + "--data -1 text"), 2, "");
     CHECK(!folder.holds("run"));
 }

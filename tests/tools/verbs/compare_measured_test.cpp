@@ -181,6 +181,71 @@ TEST_CASE("compare --profile: a trace of PyTorch's profiler on an H100 beside th
           5.0 * row("element by element")["predicted_seconds"].get<double>());
 }
 
+// tests/tools/measured/pytorch-two-gpus is of the same program under FSDP2 on two H100s of one host: rank 0, with the
+// kernels of NCCL. Figures below are sums over the trace that a script of its own took.
+TEST_CASE("compare --profile: a trace with the collectives of two GPUs") {
+    const Folder folder;
+    const std::string measured = moe::test::source_folder() + "/tests/tools/measured/pytorch-two-gpus/";
+    const Json run = document(folder.run("cat " + measured + "run.json"));
+    CHECK(run["gpus"] == 2);
+    std::string request = run["request"];
+    request.replace(request.find("config.json"), 11, measured + "config.json");
+    request.replace(request.find("MACHINE"), 7, "h100");
+    REQUIRE(folder.run(request + " --stack automodel --fix fsdp=on").status == 0);
+    const std::string asked = "moe-plan compare plan.json --profile " + measured + "trace.json.gz";
+    const Json c = document(folder.run(asked + " --json"));
+    CHECK(c["kernel_table"] == "pytorch");
+    CHECK(c["rank"] == 0);
+    CHECK(c["rank_known"] == true);
+    CHECK(c["represents"] == 2);
+    const auto row = [&](const std::string& kind) -> const Json& {
+        for (const Json& one : c["by_kind"])
+            if (one["kind"] == kind) return one;
+        FAIL("no row " << kind);
+        return c["by_kind"][0];
+    };
+    // Sums of two steps: five all-gathers, three reduce-scatters and the all-reduce of the norm in each.
+    double communication = 0.0;
+    const auto collective = [&](const std::string& kind, double kernels, double seconds) {
+        CAPTURE(kind);
+        CHECK(row(kind)["communication"] == true);
+        CHECK(row(kind)["kernels"] == kernels);
+        CHECK(row(kind)["measured_seconds"].get<double>() == nearly(seconds / 2).epsilon(1e-4)); // stamps of 1 ns
+        CHECK(row(kind)["count"] > 0);
+        CHECK(row(kind)["predicted_seconds"] > 0.0);
+        communication += row(kind)["measured_seconds"].get<double>();
+    };
+    collective("all_gather", 5, 2.029703e-3);
+    collective("reduce_scatter", 3, 2.754549e-3);
+    collective("all_reduce", 1, 11.425e-6);
+    double on_streams = 0.0;
+    for (const Json& stream : c["streams"]) on_streams += stream["communication_seconds"].get<double>();
+    CHECK(on_streams == nearly(communication));
+
+    // What no kernel hides: the union of all intervals less that of the computing ones.
+    const double exposed = c["measured_exposed_communication_seconds"];
+    CHECK(exposed == nearly(2.664408e-3 / 2));
+    CHECK(exposed < communication);
+    CHECK(c["predicted_exposed_communication_seconds"] > 0.0);
+
+    // FSDP2's copies into and out of its collectives are neither communication nor the optimizer's.
+    CHECK(row("shards packed and unpacked")["measured_seconds"].get<double>() ==
+          nearly((0.950002e-3 + 0.677037e-3 + 0.561163e-3 + 0.441930e-3) / 2).epsilon(0.01));
+    CHECK(row("adamw")["measured_seconds"].get<double>() ==
+          nearly((2.146925e-3 - 0.222468e-3 + 0.432585e-3 + 3.2e-6) / 2).epsilon(0.01)); // less what ran before step 4
+    CHECK(c["unmatched_share"] < 0.01);
+
+    // Under the table of another engine some kernels have no rule: they are named, and their share is told.
+    const Json other = document(folder.run(asked + " --json --kernels megatron"));
+    CHECK(other["unmatched_share"] > 0.0);
+    CHECK(other["unmatched_share"] < 0.05);
+    bool packed = false;
+    for (const Json& one : other["unmatched"])
+        packed = packed || one["name"].get<std::string>().find("chunk_cat") != std::string::npos;
+    CHECK(packed);
+    CHECK(other["measured_exposed_communication_seconds"].get<double>() == nearly(exposed));
+}
+
 TEST_CASE("compare --profile: what is refused") {
     const Folder folder;
     write_gpu_plan(folder);
