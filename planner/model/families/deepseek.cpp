@@ -256,7 +256,7 @@ void read_deepseek_v4(const JsonObject& json, model::Model& model) {
     const int layers = layer_count(json);
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
     const std::vector<std::int64_t> ratios = fields.ratios(depths);
-    if (ratios.size() < static_cast<std::size_t>(layers + depths))
+    if (ratios.size() < static_cast<std::size_t>(layers) + static_cast<std::size_t>(depths))
         refuse("{}: compress_ratios (megatron: csa_compress_ratios) has {} entries: must have one for each of the {} "
                "layers and {} MTP layers",
                json.place(), ratios.size(), layers, depths);
