@@ -92,7 +92,8 @@ std::vector<Rule> load_rules(const Engine& engine) {
     std::vector<Rule> rules;
     if (engine.name.empty()) return rules;
     const std::string file = profiles_folder() + "/stacks/rules/" + engine.name + ".json";
-    if (engine.name.find('/') != std::string::npos || !std::filesystem::is_regular_file(file)) return rules;
+    std::error_code unreadable; // such as a name that is too long
+    if (engine.name.find('/') != std::string::npos || !std::filesystem::is_regular_file(file, unreadable)) return rules;
     const Json json = load_json<Json>(file);
     if (!json.is_object() || !json.contains("rules") || !json["rules"].is_array())
         refuse("{}: must be an object with a list \"rules\"", file);

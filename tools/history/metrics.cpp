@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -21,9 +22,13 @@ using Json = nlohmann::ordered_json;
 
 // The step of a line, or -1 where it is none.
 std::int64_t step_of(std::string_view line) {
-    const Json json = Json::parse(line, nullptr, false);
-    const auto step = json.is_object() ? json.find("step") : json.end();
-    return step != json.end() && step->is_number_integer() ? step->get<std::int64_t>() : -1;
+    try {
+        const Json json = parse_json<Json>(line, "line");
+        const auto step = json.is_object() ? json.find("step") : json.end();
+        return step != json.end() && step->is_number_integer() ? step->get<std::int64_t>() : -1;
+    } catch (const Error&) {
+        return -1;
+    }
 }
 
 struct Past {

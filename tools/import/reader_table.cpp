@@ -98,7 +98,10 @@ void read_lists(ReaderTable& table, const Members& members) {
     }
     for (const Json& item : members.list("same")) {
         std::vector<std::string>& group = table.same.emplace_back();
-        for (const Json& value : item) group.push_back(value.get<std::string>());
+        for (const Json& value : item.is_array() ? item : Json::array({item})) {
+            if (!value.is_string()) refuse("{}: same: must be a list of lists of texts", members.place());
+            group.push_back(value.get<std::string>());
+        }
     }
 }
 

@@ -87,8 +87,10 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
     if (attention.kind == model::AttentionKind::gqa && attention.heads % attention.kv_heads != 0)
         json.refuse_value("num_key_value_heads", fmt::format("must divide num_attention_heads = {}", attention.heads));
     if (attention.rope_dim % 2 != 0 || attention.rope_dim > attention.qk_dim)
-        refuse("{}: {} rotary columns per head: must be an even number of at most {}", json.place(), attention.rope_dim,
-               attention.qk_dim);
+        refuse("{}: {} rotary columns per head (head_dim or qk_rope_head_dim, partial_rotary_factor): must be an even "
+               "number of at "
+               "most {}",
+               json.place(), attention.rope_dim, attention.qk_dim);
     if (attention.kind == model::AttentionKind::gated_delta && attention.value_heads % attention.key_heads != 0)
         json.refuse_value("linear_num_value_heads",
                           fmt::format("must be a multiple of linear_num_key_heads = {}", attention.key_heads));

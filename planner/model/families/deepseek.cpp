@@ -195,7 +195,10 @@ namespace {
 struct V4Fields {
     const JsonObject& json;
     int integer(const std::string& name, const std::string& megatron, std::int64_t high) const {
-        if (json.has(name) || !json.is_object("megatron")) return families::integer(json, name, high);
+        if (json.has(name)) return families::integer(json, name, high);
+        if (!json.is_object("megatron"))
+            refuse("{}: field \"{}\" is missing, and so is an object \"megatron\" that may name it", json.place(),
+                   name);
         return families::integer(json.object("megatron"), megatron, high);
     }
     // Of every layer, MTP's behind the decoder's. Transformers 5 names kinds, whose rates stand in an object, and is
@@ -253,8 +256,9 @@ void read_deepseek_v4(const JsonObject& json, model::Model& model) {
     const int layers = layer_count(json);
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
     const std::vector<std::int64_t> ratios = fields.ratios(depths);
-    if (ratios.size() < static_cast<std::size_t>(layers + depths))
-        refuse("{}: compress_ratios has {} entries: must have one for each of the {} layers and {} MTP layers",
+    if (ratios.size() < static_cast<std::size_t>(layers) + static_cast<std::size_t>(depths))
+        refuse("{}: compress_ratios (megatron: csa_compress_ratios) has {} entries: must have one for each of the {} "
+               "layers and {} MTP layers",
                json.place(), ratios.size(), layers, depths);
     model::LayerKind kind;
     kind.activation = read_activation(json, "silu");
@@ -266,7 +270,8 @@ void read_deepseek_v4(const JsonObject& json, model::Model& model) {
     for (int layer = 0; layer < layers + depths; ++layer) {
         const std::int64_t ratio = ratios[static_cast<std::size_t>(layer)];
         if (ratio != 0 && ratio != 4 && ratio != 128)
-            refuse("{}: compress_ratios[{}] = {}: must be 0, 4 or 128", json.place(), layer, ratio);
+            refuse("{}: compress_ratios[{}] = {} (megatron: csa_compress_ratios): must be 0, 4 or 128", json.place(),
+                   layer, ratio);
         kind.attention = read_compressed(json, ratio);
         kind.moe->router.expert_bias = biased && (layer >= layers || !hashed[static_cast<std::size_t>(layer)]);
         if (layer < layers)

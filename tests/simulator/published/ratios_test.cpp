@@ -80,7 +80,7 @@ TEST_CASE("pairs of runs are those of one workload that differ in a choice") {
     CHECK(read[1].log_error == nearly(errors[1].log_error).epsilon(1e-3));
     CHECK(fault_of([] {
               published::ratio_errors_from_json(R"([{"kind": "MoE", "fields": 1}])", "r.json");
-          }).find("2: r.json: pair 1") == 0);
+          }).find("2: r.json: row 1") == 0);
 }
 
 TEST_CASE("margins and certainties are quantiles of the pairs that differ as much") {

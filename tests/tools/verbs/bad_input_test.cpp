@@ -131,6 +131,28 @@ TEST_CASE("model configs: truncated, not JSON, unknown") {
     CHECK(!folder.holds("plan.json"));
 }
 
+TEST_CASE("JSON nested 200,000 deep is refused by every reader that takes a file") {
+    const Folder folder;
+    folder.write("deep.json", std::string(200'000, '['));
+    folder.write("tokenizer.json", R"({"model": )" + std::string(200'000, '['));
+    folder.write("line.txt", "text\n");
+    const std::string deep = "deep.json: not valid JSON: nested more than 100 deep at line 1, column 101";
+    check_line(folder.run(search_with("deep.json")), 2, deep);
+    check_line(folder.run("moe-plan replay deep.json"), 2, deep);
+    check_line(folder.run("moe-plan show hardware deep.json"), 2, deep);
+    check_line(folder.run("moe-plan " + small_search + " --fix routing=deep.json"), 2, deep);
+    check_line(folder.run("moe-plan " + small_search + " --stack deep.json"), 2, deep);
+    check_line(folder.run("moe-plan tokenize line.txt --vocab tokenizer.json --out text"), 2,
+               "tokenizer.json: not valid JSON: nested more than 100 deep");
+}
+
+TEST_CASE("requests whose work has no bound are refused with the number that makes it") {
+    const Folder folder;
+    const std::string asked = "moe-plan search --model tiny-qwen3-moe --hardware cpu-local --seq 64 --precision fp32 ";
+    check_line(folder.run(asked + "--gpus 1 --gbs 4000000 --fix mbs=1"), 3, "gbs = 4000000: makes");
+    CHECK(folder.run(asked + "--gpus 1 --gbs 4096").status == 0);
+}
+
 TEST_CASE("search: requests that no plan satisfies, and options that say nothing sound") {
     const Folder folder;
     const std::string base = "moe-plan search --model tiny-qwen3-moe --hardware cpu-local --seq 64 --out plan.json ";
