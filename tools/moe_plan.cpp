@@ -78,9 +78,10 @@ std::string usage_line(const CLI::App& app, const CLI::ParseError& error) {
     return place(app) + ": " + text + "; see " + place(app) + " --help";
 }
 
+// Names of files and words of the command line are printed as they are, but for what a terminal would obey.
 int complain(std::string line, moe::Fault fault) {
     std::replace(line.begin(), line.end(), '\n', ' ');
-    std::fputs((inked(line, Ink::error, STDERR_FILENO) + "\n").c_str(), stderr);
+    std::fputs((inked(moe::printable(line), Ink::error, STDERR_FILENO) + "\n").c_str(), stderr);
     return static_cast<int>(fault);
 }
 

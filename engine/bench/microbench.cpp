@@ -9,6 +9,7 @@
 #include "engine/train/trainer.hpp"
 #include "kernels/tiles.hpp"
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 #include "planner/memory/library_memory.hpp"
 #include "planner/model/model.hpp"
 
@@ -153,7 +154,7 @@ std::string to_text(const Measured& measured) {
 }
 
 Measured measured_from(const std::string& text) {
-    const nlohmann::json from = nlohmann::json::parse(text);
+    const nlohmann::json from = parse_json<nlohmann::json>(text, "measured calls", long_json);
     Measured result{{}, from[1], from[2], from[3]};
     for (const auto& [key, calls] : from[0].items())
         for (const nlohmann::json& call : calls) result.samples[key].push_back({call[0], call[1], call[2]});
@@ -228,7 +229,10 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         return options.in_subprocess ? engine::run_in_subprocess(work) : work();
     };
     result.launch_seconds =
-        std::stod(run([&] { return fmt::format("{}", launch_seconds(backends::backend_named(options.backend))); }));
+        parse_json<nlohmann::json>(
+            run([&] { return fmt::format("{}", launch_seconds(backends::backend_named(options.backend))); }),
+            "seconds of a launch")
+            .get<double>();
     CallSamples samples;
     std::size_t done = 0;
     double longest = 0.0;

@@ -1,6 +1,7 @@
 // Checked reading of Megatron's indexed datasets.
 #include "engine/data/data.hpp"
 
+#include "engine/base/crc32c.hpp"
 #include "planner/base/error.hpp"
 
 #include <algorithm>
@@ -83,6 +84,14 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
         first += load<std::int32_t>(index_, header_bytes + 4 * s);
     }
     first_token_.push_back(first);
+}
+
+std::uint32_t IndexedDataset::mark() const {
+    constexpr std::size_t most = 1 << 16;
+    const std::size_t size = data_.size(), part = std::min(size, most);
+    std::string ends(data_.at(0), part);
+    ends.append(data_.at(size - part), part);
+    return engine::crc32c(ends);
 }
 
 std::int64_t IndexedDataset::token(std::size_t byte) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/base/mapped_file.hpp"
+#include "engine/data/position.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@ public:
     const std::string& prefix() const { return prefix_; }
     std::int64_t tokens() const { return tokens_; }
     std::int64_t documents() const { return documents_; }
+    std::uint32_t mark() const; // DatasetPosition::mark
     // Tokens [first, first + out.size()) of the concatenated documents. Throws Error (bad_input) for an id that is
     // negative or not below `vocab`.
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const;
@@ -45,12 +47,13 @@ struct BlendEntry {
     double weight = 1.0;
 };
 
-// Samples of seq + 1 tokens, sample k = tokens k*seq ... k*seq+seq. Past its last sample a dataset starts again.
-// Several datasets are drawn from by weight: always the one furthest behind its share.
+// Samples of seq + 1 tokens: seq tokens of a pass through a dataset, and the token behind the last. Past its last whole
+// sample a dataset starts its next pass. Several datasets are drawn from by weight: always the one furthest behind its
+// share.
 class SampleData {
 public:
-    // shuffle: each pass through a dataset takes its samples in a new order, a permutation keyed by (seed, pass).
-    // Throws Error (bad_input) when a dataset holds fewer than global_batch * seq + 1 tokens.
+    // shuffle: each pass through a dataset takes its blocks of seq tokens in a new order, a permutation keyed by (seed,
+    // pass). Throws Error (bad_input) when a dataset holds fewer than global_batch * seq + 1 tokens.
     SampleData(const std::vector<BlendEntry>& blend, std::int64_t seq, std::int64_t global_batch, std::int64_t vocab,
                bool shuffle, std::uint64_t seed);
 
@@ -59,23 +62,33 @@ public:
     const IndexedDataset& dataset(std::size_t i) const { return *entries_[i].data; }
     // Writes seq + 1 tokens of sample `sample` of the blend; samples are numbered from 0 over the whole run.
     void read(std::int64_t sample, std::span<std::int32_t> out);
+    // Where every dataset stands when sample `sample` is the next.
+    DataPosition position(std::int64_t sample);
+    // Makes `sample` the next behind that position. A dataset that was there goes on where it stood, in blocks as long
+    // as they were to the end of its pass; another one begins. Where `same_order` is false and blocks have an order,
+    // every pass that has begun is left. The blend counts anew unless it is the same.
+    void start(std::int64_t sample, const DataPosition& position, bool same_order);
     // Entropy in nats of the distribution of single tokens: what a model that ignores context can reach.
     double unigram_entropy(std::int64_t most_tokens = 1 << 24) const;
 
 private:
     struct Entry {
         std::unique_ptr<IndexedDataset> data;
-        double share = 1.0; // share of the samples
-        std::int64_t samples = 0;
+        double share = 1.0;    // share of the samples
+        DatasetPosition start; // at sample first_
     };
-    std::pair<std::size_t, std::int64_t> locate(std::int64_t sample);
+    // Where a dataset stands after `taken` samples of it since its start.
+    DatasetPosition behind(const Entry& entry, std::int64_t taken) const;
+    void walk_to(std::int64_t sample);
+    std::size_t next_entry() const;
 
     std::vector<Entry> entries_;
-    std::int64_t seq_, vocab_;
+    std::int64_t seq_, global_batch_, vocab_;
     bool shuffle_;
     std::uint64_t seed_;
+    std::int64_t first_ = 0; // sample at which the entries' positions hold
     // The walk through the blend stands here, so that samples in order cost O(1).
-    std::int64_t walked_ = 0;
+    std::int64_t walked_ = 0, all_drawn_ = 0;
     std::vector<std::int64_t> drawn_;
 };
 

@@ -38,7 +38,7 @@ std::int64_t permuted(std::int64_t index, std::int64_t size, std::uint64_t key) 
 
 SampleData::SampleData(const std::vector<BlendEntry>& blend, std::int64_t seq, std::int64_t global_batch,
                        std::int64_t vocab, bool shuffle, std::uint64_t seed)
-    : seq_(seq), vocab_(vocab), shuffle_(shuffle), seed_(seed), drawn_(blend.size(), 0) {
+    : seq_(seq), global_batch_(global_batch), vocab_(vocab), shuffle_(shuffle), seed_(seed), drawn_(blend.size(), 0) {
     if (blend.empty()) refuse("no training data: give at least one dataset prefix");
     double sum = 0.0;
     for (const BlendEntry& entry : blend) {
@@ -47,13 +47,15 @@ SampleData::SampleData(const std::vector<BlendEntry>& blend, std::int64_t seq, s
         sum += entry.weight;
     }
     for (const BlendEntry& entry : blend) {
-        Entry e{std::make_unique<IndexedDataset>(entry.prefix), entry.weight / sum, 0};
+        Entry e{std::make_unique<IndexedDataset>(entry.prefix), entry.weight / sum, {}};
         const std::int64_t needed = global_batch * seq + 1;
         if (e.data->tokens() < needed)
             refuse("{}: {} tokens are fewer than one global batch needs ({} sequences of {} and one label: {}); use "
                    "more text, a smaller gbs or seq",
                    entry.prefix, e.data->tokens(), global_batch, seq, needed);
-        e.samples = (e.data->tokens() - 1) / seq;
+        e.start = {entry.prefix, e.data->tokens(), e.data->documents(), e.data->mark(), entry.weight};
+        e.start.order = static_cast<std::int64_t>(entries_.size());
+        e.start.block = seq;
         entries_.push_back(std::move(e));
     }
 }
@@ -64,38 +66,109 @@ std::int64_t SampleData::tokens() const {
     return sum;
 }
 
-// The dataset that sample `sample` comes from and how many were drawn from it before.
-std::pair<std::size_t, std::int64_t> SampleData::locate(std::int64_t sample) {
-    if (entries_.size() == 1) return {0, sample};
-    if (sample < walked_) {
-        walked_ = 0;
-        std::fill(drawn_.begin(), drawn_.end(), 0);
-    }
-    while (true) {
-        std::size_t behind = 0;
-        double most = -1.0;
-        for (std::size_t i = 0; i < entries_.size(); ++i) {
-            const double lag = entries_[i].share * static_cast<double>(walked_ + 1) - static_cast<double>(drawn_[i]);
-            if (lag > most) {
-                most = lag;
-                behind = i;
-            }
+std::size_t SampleData::next_entry() const {
+    std::size_t behind = 0;
+    double most = -1.0;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+        const double lag = entries_[i].share * static_cast<double>(all_drawn_ + 1) - static_cast<double>(drawn_[i]);
+        if (lag > most) {
+            most = lag;
+            behind = i;
         }
-        const std::int64_t before = drawn_[behind]++;
-        if (walked_++ == sample) return {behind, before};
     }
+    return behind;
+}
+
+void SampleData::walk_to(std::int64_t sample) {
+    if (sample < walked_) {
+        walked_ = first_;
+        all_drawn_ = 0;
+        for (std::size_t i = 0; i < entries_.size(); ++i) all_drawn_ += drawn_[i] = entries_[i].start.drawn;
+    }
+    if (entries_.size() == 1) {
+        drawn_[0] += sample - walked_;
+        all_drawn_ = drawn_[0];
+        walked_ = sample;
+    }
+    for (; walked_ < sample; ++walked_, ++all_drawn_) ++drawn_[next_entry()];
+}
+
+DatasetPosition SampleData::behind(const Entry& entry, std::int64_t taken) const {
+    DatasetPosition p = entry.start;
+    p.drawn += taken;
+    const std::int64_t rest = (p.tokens - 1) / p.block * p.block - p.consumed, left = std::max<std::int64_t>(0, rest);
+    if (taken < left / seq_) {
+        p.consumed += taken * seq_;
+        return p;
+    }
+    taken -= left / seq_;
+    const std::int64_t samples = (p.tokens - 1) / seq_;
+    p.pass += 1 + taken / samples;
+    p.block = seq_;
+    p.consumed = taken % samples * seq_;
+    return p;
+}
+
+DataPosition SampleData::position(std::int64_t sample) {
+    walk_to(sample);
+    DataPosition position{shuffle_, seq_, global_batch_, {}};
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+        position.datasets.push_back(behind(entries_[i], drawn_[i] - entries_[i].start.drawn));
+    return position;
+}
+
+void SampleData::start(std::int64_t sample, const DataPosition& position, bool same_order) {
+    std::vector<const DatasetPosition*> left;
+    for (const DatasetPosition& d : position.datasets) left.push_back(&d);
+    bool same_blend = position.datasets.size() == entries_.size();
+    std::int64_t order = 0; // numbers of new datasets lie behind those of old ones
+    for (const DatasetPosition& d : position.datasets) order = std::max(order, d.order + 1);
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+        DatasetPosition& here = entries_[i].start;
+        const auto found = std::find_if(left.begin(), left.end(),
+                                        [&](const DatasetPosition* d) { return d != nullptr && d->same_tokens(here); });
+        same_blend = same_blend && found == left.begin() + static_cast<std::ptrdiff_t>(i) &&
+                     (*found)->weight == here.weight; // NOLINT: equal as it was written
+        if (found == left.end()) {
+            here.order = order++;
+            continue;
+        }
+        const std::string prefix = here.prefix;
+        const double weight = here.weight;
+        here = **found;
+        here.prefix = prefix;
+        here.weight = weight;
+        *found = nullptr;
+        if (!same_order && here.consumed > 0) {
+            ++here.pass;
+            here.consumed = 0;
+        }
+        if (here.consumed == 0) here.block = seq_;
+    }
+    if (!same_blend)
+        for (Entry& entry : entries_) entry.start.drawn = 0;
+    first_ = sample;
+    walked_ = sample + 1; // The next walk begins anew.
+    walk_to(sample);
 }
 
 void SampleData::read(std::int64_t sample, std::span<std::int32_t> out) {
     if (static_cast<std::int64_t>(out.size()) != seq_ + 1)
         fail("a sample has {} tokens, {} were asked for", seq_ + 1, out.size());
-    const auto [entry, before] = locate(sample);
-    const Entry& e = entries_[entry];
-    std::int64_t index = before % e.samples;
-    if (shuffle_)
-        index =
-            permuted(index, e.samples, mix(seed_ + mix(static_cast<std::uint64_t>(before / e.samples) + 1)) + entry);
-    e.data->read(index * seq_, out, vocab_);
+    walk_to(sample);
+    const std::size_t from = next_entry();
+    const Entry& entry = entries_[from];
+    const DatasetPosition p = behind(entry, drawn_[from] - entry.start.drawn);
+    const std::uint64_t key =
+        mix(seed_ + mix(static_cast<std::uint64_t>(p.pass) + 1)) + static_cast<std::uint64_t>(p.order);
+    for (std::int64_t done = 0; done < seq_;) {
+        const std::int64_t at = p.consumed + done, blocks = (p.tokens - 1) / p.block;
+        const std::int64_t block = shuffle_ ? permuted(at / p.block, blocks, key) : at / p.block;
+        const std::int64_t count = std::min(p.block - at % p.block, seq_ - done);
+        entry.data->read(block * p.block + at % p.block,
+                         out.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count) + 1), vocab_);
+        done += count;
+    }
 }
 
 double SampleData::unigram_entropy(std::int64_t most_tokens) const {

@@ -4,17 +4,14 @@
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 
-#include <filesystem>
 #include <utility>
 
 namespace moe::train {
 
-CheckpointWriter::CheckpointWriter(std::string folder, std::string run) : folder_(std::move(folder)) {
+CheckpointWriter::CheckpointWriter(std::string folder, std::string run, int place, Position position)
+    : folder_(std::move(folder)), position_(std::move(position)) {
+    weights::test_write(folder_, fmt::format("{}-{}", run, place));
     snapshot_.run = std::move(run);
-    std::error_code error;
-    std::filesystem::create_directories(folder_, error);
-    if (error || !std::filesystem::is_directory(folder_))
-        fail("cannot make the folder {}: {}", folder_, error.message());
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -24,6 +21,7 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::save(const Trainer& trainer) {
     finish();
     trainer.snapshot(snapshot_);
+    if (position_) snapshot_.state.data = position_(snapshot_.state.samples);
     writing_ = std::thread([this] {
         try {
             weights::write_checkpoint(folder_, snapshot_);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -14,8 +15,12 @@ class Trainer;
 
 class CheckpointWriter {
 public:
-    // folder: made where it is missing. run: the same for all processes of one run, and no other's.
-    CheckpointWriter(std::string folder, std::string run);
+    // The position of the data when that sample is the next.
+    using Position = std::function<data::DataPosition(std::int64_t sample)>;
+
+    // folder: made where it is missing, and test-written: throws Error (failure) where that fails. run: the same for
+    // all processes of one run, and no other's. place: another for each of them. position: none for data without one.
+    CheckpointWriter(std::string folder, std::string run, int place = 0, Position position = {});
     ~CheckpointWriter(); // waits for the checkpoint that is being written
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -29,6 +34,7 @@ public:
 
 private:
     std::string folder_;
+    Position position_;
     weights::Snapshot snapshot_;
     std::thread writing_;
     std::exception_ptr failure_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 
 namespace moe::train {
@@ -20,8 +21,9 @@ void check_options(const TrainOptions& o) {
     require(o.steps >= 1, "--steps", static_cast<double>(o.steps), "at least 1");
     require(o.lr >= 0.0, "--lr", o.lr, "0 or more");
     require(o.warmup >= 0, "--warmup", static_cast<double>(o.warmup), "0 or more");
-    require(o.final_fraction >= 0.0 && o.final_fraction <= 1.0, "final learning rate fraction", o.final_fraction,
-            "between 0 and 1");
+    require(o.final_fraction >= 0.0 && o.final_fraction <= 1.0, "--min-lr", o.final_fraction * o.lr,
+            "between 0 and --lr");
+    require(o.decay_steps >= 0, "--lr-decay-steps", static_cast<double>(o.decay_steps), "0 or more");
     require(o.beta1 >= 0.0 && o.beta1 < 1.0, "--betas", o.beta1, "at least 0 and below 1");
     require(o.beta2 >= 0.0 && o.beta2 < 1.0, "--betas", o.beta2, "at least 0 and below 1");
     require(o.eps > 0.0, "--eps", o.eps, "positive");
@@ -32,11 +34,40 @@ void check_options(const TrainOptions& o) {
 
 double learning_rate(const TrainOptions& options, std::int64_t step) {
     if (step < options.warmup) return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
-    if (options.schedule == LearningRate::constant) return options.lr;
-    const double span = static_cast<double>(std::max<std::int64_t>(1, options.steps - options.warmup - 1));
-    const double progress = std::min(1.0, static_cast<double>(step - options.warmup) / span);
-    return options.lr * (options.final_fraction +
-                         (1.0 - options.final_fraction) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+    // Part of the way from the first of `steps` last steps to the last one, 0 before them.
+    const auto progress = [&](std::int64_t steps) {
+        const double span = static_cast<double>(std::max<std::int64_t>(1, steps - 1));
+        return std::clamp(static_cast<double>(step - (options.steps - steps)) / span, 0.0, 1.0);
+    };
+    const std::int64_t behind = options.steps - options.warmup; // steps behind the warm-up
+    double share = 1.0;                                         // of the way between the lowest rate and the peak
+    switch (options.schedule) {
+    case LearningRate::constant:
+        return options.lr;
+    case LearningRate::cosine:
+        share = 0.5 * (1.0 + std::cos(std::numbers::pi * progress(behind)));
+        break;
+    case LearningRate::linear:
+        share = 1.0 - progress(behind);
+        break;
+    case LearningRate::wsd: {
+        const std::int64_t decay = options.decay_steps > 0 ? options.decay_steps : (options.steps + 9) / 10;
+        share = 1.0 - progress(std::min(decay, behind));
+        break;
+    }
+    case LearningRate::inverse_sqrt:
+        return options.lr * std::max(options.final_fraction,
+                                     std::sqrt(static_cast<double>(std::max<std::int64_t>(1, options.warmup)) /
+                                               static_cast<double>(step + 1)));
+    }
+    return options.lr * (options.final_fraction + (1.0 - options.final_fraction) * share);
+}
+
+LearningRate learning_rate_named(const std::string& name) {
+    const auto* const found = std::find(std::begin(learning_rate_names), std::end(learning_rate_names), name);
+    if (found == std::end(learning_rate_names))
+        refuse("--lr-schedule {}: must be one of {}", name, fmt::join(learning_rate_names, ", "));
+    return static_cast<LearningRate>(found - std::begin(learning_rate_names));
 }
 
 std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,

@@ -24,14 +24,20 @@
 
 namespace moe::train {
 
-enum class LearningRate : std::uint8_t { constant, cosine };
+// How the learning rate falls behind the warm-up: not at all; by half a cosine or along a line to the last step; not
+// until the last decay_steps, then along a line (warm-up, stable, decay); by the inverse square root of the step.
+enum class LearningRate : std::uint8_t { constant, cosine, linear, wsd, inverse_sqrt };
+inline constexpr const char* learning_rate_names[] = {"constant", "cosine", "linear", "wsd", "inverse-sqrt"};
+// Throws Error (bad_input) for another name, which the message gives to --lr-schedule.
+LearningRate learning_rate_named(const std::string& name);
 
 struct TrainOptions {
     std::int64_t steps = 10;
     double lr = 1e-3;
     LearningRate schedule = LearningRate::constant;
     std::int64_t warmup = 0;     // steps of linear warm-up
-    double final_fraction = 0.1; // last learning rate of the cosine, over lr
+    double final_fraction = 0.1; // lowest learning rate behind the warm-up, over lr; the constant one stays above
+    std::int64_t decay_steps = 0; // of wsd, 0 = a tenth of the steps
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double weight_decay = 0.1; // decoupled decay, of matrices only
     double clip = 1.0;         // largest norm of the global gradient, 0 = off
@@ -114,7 +120,7 @@ public:
     // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
     void snapshot(weights::Snapshot& out) const;
     // Goes on where the checkpoint of any plan of the same model stands. Throws Error (bad_input) where its parameters
-    // are not this model's, or its seed is not the run's.
+    // are not this model's. What else must agree: check_resume() of resume.hpp.
     void restore(const weights::StoredCheckpoint& checkpoint);
 
     // True where any process says so. Called by all processes in turn with steps.

@@ -86,7 +86,7 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 void Trainer::snapshot(weights::Snapshot& out) const {
-    out.state = {done_, samples_, options_.seed, plan_.model->name, plan_.model->config_json, last_load_};
+    out.state = {done_, samples_, options_.seed, plan_.model->name, plan_.model->config_json, last_load_, {}};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -113,9 +113,6 @@ void Trainer::snapshot(weights::Snapshot& out) const {
 
 void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
     const weights::RunState& state = checkpoint.state();
-    if (state.seed != options_.seed)
-        refuse("{}: was made with --seed {}, this run has {}: the order of samples would change", checkpoint.path(),
-               state.seed, options_.seed);
     for (const auto& [name, shape] : shapes_) {
         const auto found = checkpoint.shapes().find(name);
         if (found == checkpoint.shapes().end())

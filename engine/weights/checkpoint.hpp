@@ -8,6 +8,8 @@
 // writes the index and renames.
 #pragma once
 
+#include "engine/data/position.hpp"
+#include "engine/weights/checkpoint_folder.hpp"
 #include "engine/weights/parameters.hpp"
 #include "engine/weights/safetensors.hpp"
 
@@ -30,6 +32,7 @@ struct RunState {
     std::string config; // config.json of the model, so that an export needs nothing else
     // Loads by layer, where the plan's load_balancing is global_aux_loss: the load that the next step balances.
     std::map<int, std::vector<float>> router_loads;
+    data::DataPosition data; // without datasets: of a run whose data have no position
 };
 
 // A set of `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.
@@ -62,7 +65,6 @@ struct Snapshot {
 // Appends a run to a list, as a repetition of the last where it is one.
 void add_run(std::vector<Runs>& runs, std::int64_t first, std::int64_t count);
 
-std::string checkpoint_name(std::int64_t step); // "step-00000012"
 // Writes this process' part of FOLDER/step-NNNNNNNN and, where it holds rank 0, waits for the others' and completes it;
 // a damaged one of that name is replaced. Throws Error (failure), also when a part has not come after `patience`
 // seconds.
@@ -70,8 +72,8 @@ void write_checkpoint(const std::string& folder, const Snapshot& snapshot, doubl
 
 class StoredCheckpoint {
 public:
-    // Reads the index, maps the shards and holds every tensor against its checksum. Throws Error (bad_input) naming
-    // what is missing or damaged.
+    // Reads the index, maps the shards, holds the slices against the shapes that they cover, then every tensor against
+    // its checksum. Throws Error (bad_input) naming what is missing, senseless or damaged.
     explicit StoredCheckpoint(const std::string& path);
 
     const std::string& path() const { return path_; }
@@ -95,15 +97,8 @@ private:
     std::map<std::string, std::vector<Part>> parts_;
 };
 
-// Steps of the checkpoints in a folder, newest first; empty where the folder is missing.
-std::vector<std::int64_t> checkpoint_steps(const std::string& folder);
 // The newest whole checkpoint of a folder; `skipped` gets the reasons of newer ones that are not. Nothing where the
 // folder holds none at all; throws Error (bad_input) where none of those that it holds is whole.
 std::unique_ptr<StoredCheckpoint> newest_checkpoint(const std::string& folder, std::vector<std::string>& skipped);
-// Removes what runs that were killed left beside the final names.
-void remove_partial_checkpoints(const std::string& folder);
-
-// CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of `bytes`.
-std::uint32_t crc32c(std::span<const char> bytes);
 
 } // namespace moe::weights

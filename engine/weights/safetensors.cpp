@@ -4,6 +4,7 @@
 #include "kernels/bf16.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 
 #include <nlohmann/json.hpp>
@@ -13,7 +14,6 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <set>
 
 namespace moe::weights {
 
@@ -41,25 +41,9 @@ float float_of_half(std::uint16_t half) {
 }
 
 Json parse(const char* text, std::size_t length, const std::string& place) {
-    std::set<std::string> seen;
-    std::string twice;
-    bool too_deep = false;
-    const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-        too_deep = too_deep || depth > 16;
-        if (event == Json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
-            twice = value.get<std::string>();
-        return !too_deep;
-    };
-    Json json;
-    try {
-        json = Json::parse(text, text + length, watch);
-    } catch (const Json::parse_error& error) {
-        refuse("{}: the JSON is damaged at byte {}", place, error.byte);
-    } catch (const Json::exception&) {
-        refuse("{}: the JSON holds a number beyond all bounds", place);
-    }
-    if (too_deep || !json.is_object()) refuse("{}: the JSON is not an object of tensors", place);
-    if (!twice.empty()) refuse("{}: {} is listed twice", place, shown(twice));
+    constexpr int deepest = 16;
+    Json json = parse_json<Json>({text, length}, place, {long_json.bytes, deepest});
+    if (!json.is_object()) refuse("{}: the JSON is not an object of tensors", place);
     return json;
 }
 

@@ -2,6 +2,7 @@
 #include "planner/base/files.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/failpoint.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -73,7 +74,7 @@ struct PartialFile {
 
 } // namespace
 
-std::string read_file(const std::string& path) {
+std::string read_file(const std::string& path, std::size_t most) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (file.get() < 0) refuse("cannot read {}: {}", path, reason(errno));
     struct stat status {};
@@ -87,6 +88,7 @@ std::string read_file(const std::string& path) {
         if (count < 0) refuse("cannot read {}: {}", path, reason(errno));
         if (count == 0) return text;
         text.append(block.data(), static_cast<std::size_t>(count));
+        if (text.size() > most) refuse("cannot read {}: it holds more than {} MiB", path, most >> 20);
         constexpr std::size_t endless = std::size_t{1} << 28;
         if (S_ISCHR(status.st_mode) && text.size() > endless) refuse("cannot read {}: it has no end", path);
     }
@@ -108,10 +110,13 @@ void write_file(const std::string& path, const Writer& write) {
     if (file.get() < 0) fail("cannot write {}: {}", path, reason(errno));
     PartialFile partial{partial_path};
     write_to(file.get(), write, path);
+    failpoint("file written");
     if (::fsync(file.get()) != 0) fail("cannot write {}: {}", path, reason(errno));
     if (const int error = file.close(); error != 0) fail("cannot write {}: {}", path, reason(error));
+    failpoint("file flushed");
     if (::rename(partial_path.c_str(), path.c_str()) != 0) fail("cannot write {}: {}", path, reason(errno));
     partial.kept = true;
+    failpoint("file renamed");
 }
 
 void write_file(const std::string& path, const std::string& content) {

@@ -1,14 +1,16 @@
 // Reading whole files and writing them so that nothing half-written ever stands under the final name.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 
 namespace moe {
 
-// The whole file; throws Error (bad_input) "cannot read PATH: reason".
-std::string read_file(const std::string& path);
+// The whole file; throws Error (bad_input) "cannot read PATH: reason", also where it holds more than `most` bytes.
+std::string read_file(const std::string& path, std::size_t most = SIZE_MAX);
 
 // Calls write(append) to produce the content piece by piece into PATH.partial, then fsyncs and renames. On any failure
 // (disk full, no permission) the partial file is removed and Error (failure) names path and reason. A path that is not

@@ -1,7 +1,8 @@
-// JSON objects on nlohmann_json, with one-line faults instead of its exceptions.
+// Checked fields of JSON objects; the text itself is read by json.hpp.
 #include "planner/base/json_object.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 
 #include <nlohmann/json.hpp>
@@ -13,35 +14,6 @@ namespace moe {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The value as the message shows it: long text and containers cut short.
-std::string shown_value(const Json& value) {
-    if (value.is_object()) return fmt::format("an object of {} fields", value.size());
-    if (value.is_array()) return fmt::format("an array of {} elements", value.size());
-    return shown(value.dump(-1, ' ', true, Json::error_handler_t::replace));
-}
-
-// Keeps nlohmann's message without its exception number and position, which we print ourselves.
-std::string reason_of(const Json::parse_error& error) {
-    std::string text = error.what();
-    for (const char* marker : {" column ", "] parse error: ", "] "}) {
-        const std::size_t at = text.find(marker);
-        if (at == std::string::npos) continue;
-        const std::size_t colon = text.find(": ", at);
-        if (colon != std::string::npos) text = text.substr(colon + 2);
-        break;
-    }
-    // The text that the parser read last may be a whole paragraph.
-    const std::size_t quote = text.find("last read: '");
-    const std::size_t end = text.rfind('\'');
-    constexpr std::size_t lead = 12, longest = 40;
-    if (quote != std::string::npos && end > quote + lead + longest)
-        text.replace(quote + lead, end - quote - lead, "..." + text.substr(end - longest, longest));
-    for (char& letter : text) {
-        if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
-    }
-    return text;
-}
 
 double checked_number(const Json& value, double low, double high, const JsonObject& at, const std::string& key) {
     if (!value.is_number()) at.refuse_value(key, "must be a number");
@@ -77,25 +49,26 @@ std::int64_t checked_integer(const Json& value, std::int64_t low, std::int64_t h
 } // namespace
 
 JsonObject JsonObject::parse(const std::string& text, const std::string& place) {
-    constexpr int deepest = 100; // deepest nesting: far beyond any real file, and shallow enough for recursive code
-    bool too_deep = false;
-    const auto watch = [&](int depth, Json::parse_event_t, Json&) {
-        too_deep = too_deep || depth > deepest;
-        return !too_deep;
-    };
-    std::shared_ptr<const Json> root;
-    try {
-        root = std::make_shared<const Json>(Json::parse(text, watch));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON: {} at byte {}", place, reason_of(error), error.byte);
-    } catch (const Json::exception& error) { // The number is beyond double's range.
-        const std::string text = error.what();
-        refuse("{}: not valid JSON: {}", place, text.substr(text.find("] ") + 2));
+    const auto root = std::make_shared<const Json>(parse_json<Json>(text, place));
+    if (!root->is_object()) refuse("{}: must be a JSON object, but is {}", place, shown_json(*root));
+    return JsonObject(root, root.get(), place);
+}
+
+std::vector<JsonObject> JsonObject::parse_list(const std::string& text, const std::string& place) {
+    const auto root = std::make_shared<const Json>(parse_json<Json>(text, place));
+    return elements_of(root, *root, place);
+}
+
+std::vector<JsonObject> JsonObject::elements_of(const std::shared_ptr<const Json>& root, const Json& list,
+                                                const std::string& place) {
+    if (!list.is_array()) refuse("{}: must be an array of objects, but is {}", place, shown_json(list));
+    std::vector<JsonObject> result;
+    for (const Json& element : list) {
+        const std::string at = fmt::format("{}: row {}", place, result.size() + 1);
+        if (!element.is_object()) refuse("{}: must be a JSON object, but is {}", at, shown_json(element));
+        result.push_back(JsonObject(root, &element, at));
     }
-    if (too_deep) refuse("{}: JSON nested more than {} deep", place, deepest);
-    if (!root->is_object()) refuse("{}: must be a JSON object, but is {}", place, root->type_name());
-    const Json* node = root.get();
-    return JsonObject(std::move(root), node, place);
+    return result;
 }
 
 std::vector<std::string> JsonObject::keys() const {
@@ -104,14 +77,18 @@ std::vector<std::string> JsonObject::keys() const {
     return result;
 }
 
-std::string JsonObject::dump() const { return node_->dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string JsonObject::dump() const { return json_text(*node_); }
 
 JsonObject JsonObject::with_string(const std::string& key, const std::string& value) const {
-    Json copy = *node_;
-    copy[key] = value;
-    auto root = std::make_shared<const Json>(std::move(copy));
-    const Json* node = root.get();
-    return JsonObject(std::move(root), node, place_);
+    auto copy = std::make_shared<Json>(*node_);
+    (*copy)[key] = value;
+    return JsonObject(copy, copy.get(), place_);
+}
+
+JsonObject JsonObject::with_field(const std::string& key, const JsonObject& from) const {
+    auto copy = std::make_shared<Json>(*node_);
+    (*copy)[key] = from.node_->at(key);
+    return JsonObject(copy, copy.get(), place_);
 }
 
 const Json* JsonObject::find(const std::string& key) const {
@@ -120,10 +97,13 @@ const Json* JsonObject::find(const std::string& key) const {
 }
 
 const Json& JsonObject::need(const std::string& key) const {
-    const Json* value = find(key);
-    if (value == nullptr) refuse("{}: field \"{}\" is missing{}", place_, key, did_you_mean(key, keys()));
-    return *value;
+    const auto found = node_->find(key);
+    if (found == node_->end()) refuse("{}: field \"{}\" is missing{}", place_, key, did_you_mean(key, keys()));
+    if (found->is_null()) refuse("{}: {} = null: must be given a value", place_, key);
+    return *found;
 }
+
+bool JsonObject::states(const std::string& key) const { return node_->contains(key); }
 
 bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }
 
@@ -235,6 +215,10 @@ JsonObject JsonObject::object(const std::string& key) const {
     return JsonObject(root_, &value, fmt::format("{}: {}", place_, key));
 }
 
+std::vector<JsonObject> JsonObject::objects(const std::string& key) const {
+    return elements_of(root_, need(key), fmt::format("{}: {}", place_, key));
+}
+
 void JsonObject::only(const std::vector<std::string>& known) const {
     for (const auto& [key, value] : node_->items()) {
         bool found = false;
@@ -244,8 +228,9 @@ void JsonObject::only(const std::vector<std::string>& known) const {
 }
 
 void JsonObject::refuse_value(const std::string& key, const std::string& why) const {
-    const Json* value = find(key);
-    refuse("{}: {} = {}: {}", place_, key, value == nullptr ? "null" : shown_value(*value), why);
+    const auto found = node_->find(key);
+    if (found == node_->end()) refuse("{}: field \"{}\" is missing: {}", place_, key, why);
+    refuse("{}: {} = {}: {}", place_, key, shown_json(*found), why);
 }
 
 } // namespace moe

@@ -12,23 +12,26 @@ namespace moe {
 
 class JsonObject {
 public:
-    // Throws Error (bad_input) "PLACE: not valid JSON: reason at byte N" for text that is no JSON, is nested more than
-    // 100 deep, or is not an object.
+    // Throws Error (bad_input) as parse_json() of json.hpp does, and for what is not an object.
     static JsonObject parse(const std::string& text, const std::string& place);
+    // The same of an array of objects; the place of each is "PLACE: row N".
+    static std::vector<JsonObject> parse_list(const std::string& text, const std::string& place);
 
     const std::string& place() const { return place_; }
     std::vector<std::string> keys() const;
     std::string dump() const; // compact text, keys in their order
-    // A copy with that field set.
+    // Copies with that field set, to a word or to what another object has under the same name, which must state it.
     JsonObject with_string(const std::string& key, const std::string& value) const;
+    JsonObject with_field(const std::string& key, const JsonObject& from) const;
 
-    bool has(const std::string& key) const; // present and not null
+    bool has(const std::string& key) const;    // present and not null
+    bool states(const std::string& key) const; // present, be it null
     bool is_string(const std::string& key) const;
     bool is_array(const std::string& key) const;
     bool is_object(const std::string& key) const;
 
-    // Required fields refuse when the key is missing or null; the _or forms then give the fallback. All of them refuse
-    // a wrong type and a value outside [low, high].
+    // Required fields refuse when the key is missing, or null, which they tell apart; the _or forms then give the
+    // fallback. All of them refuse a wrong type and a value outside [low, high].
     std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high) const;
     std::int64_t integer_or(const std::string& key, std::int64_t fallback, std::int64_t low, std::int64_t high) const;
     double number(const std::string& key, double low, double high) const;
@@ -42,6 +45,7 @@ public:
     std::vector<std::string> strings(const std::string& key) const;
     std::vector<std::vector<double>> number_rows(const std::string& key) const; // array of arrays of finite numbers
     JsonObject object(const std::string& key) const;
+    std::vector<JsonObject> objects(const std::string& key) const; // an array of objects
 
     // Refuses the first key that is not in `known`, with the nearest known one.
     void only(const std::vector<std::string>& known) const;
@@ -52,6 +56,8 @@ private:
     JsonObject(std::shared_ptr<const nlohmann::ordered_json> root, const nlohmann::ordered_json* node,
                std::string place)
         : root_(std::move(root)), node_(node), place_(std::move(place)) {}
+    static std::vector<JsonObject> elements_of(const std::shared_ptr<const nlohmann::ordered_json>& root,
+                                               const nlohmann::ordered_json& list, const std::string& place);
     const nlohmann::ordered_json* find(const std::string& key) const; // nullptr when missing or null
     const nlohmann::ordered_json& need(const std::string& key) const;
 

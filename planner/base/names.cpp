@@ -7,14 +7,47 @@
 
 namespace moe {
 
+std::size_t utf8_length(std::string_view text) {
+    const auto byte = [&text](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+    const auto more = [&byte](std::size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
+    const unsigned lead = byte(0), next = byte(1);
+    if (lead < 0x80) return 1;
+    if (lead >= 0xC2 && lead <= 0xDF) return more(1) ? 2 : 0;
+    if (lead >= 0xE0 && lead <= 0xEF) {
+        const bool shortest = lead != 0xE0 || next >= 0xA0, no_surrogate = lead != 0xED || next < 0xA0;
+        return more(1) && more(2) && shortest && no_surrogate ? 3 : 0;
+    }
+    if (lead < 0xF0 || lead > 0xF4) return 0;
+    const bool shortest = lead != 0xF0 || next >= 0x90, in_range = lead != 0xF4 || next < 0x90;
+    return more(1) && more(2) && more(3) && shortest && in_range ? 4 : 0;
+}
+
+std::string printable(std::string_view text) {
+    std::string out;
+    while (!text.empty()) {
+        const std::size_t length = utf8_length(text);
+        const std::string_view one = text.substr(0, std::max(length, std::size_t{1}));
+        const auto byte = [&one](std::size_t i) { return static_cast<unsigned char>(one[i]); };
+        const bool control = length == 1 && (byte(0) < 0x20 || byte(0) == 0x7f);
+        const bool late_control = length == 2 && byte(0) == 0xC2 && byte(1) < 0xA0;
+        const bool turns = length == 3 && (one[0] == '\xE2') &&
+                           ((byte(1) == 0x80 && byte(2) >= 0xAA && byte(2) <= 0xAE) ||
+                            (byte(1) == 0x81 && byte(2) >= 0xA6 && byte(2) <= 0xA9));
+        if (length == 0 || control || late_control || turns)
+            out += '?';
+        else
+            out += one;
+        text.remove_prefix(one.size());
+    }
+    return out;
+}
+
 std::string shown(std::string_view text) {
     constexpr std::size_t longest = 80;
-    std::string line(text.substr(0, longest));
-    for (char& letter : line) {
-        const auto code = static_cast<unsigned char>(letter);
-        if (code < 0x20 || code == 0x7f) letter = '?';
-    }
-    return text.size() > longest ? line + "..." : line;
+    if (text.size() <= longest) return printable(text);
+    std::size_t end = longest; // not within a character
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U && longest - end < 4) --end;
+    return printable(text.substr(0, end)) + "...";
 }
 
 int edit_distance(std::string_view a, std::string_view b) {

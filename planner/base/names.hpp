@@ -7,7 +7,12 @@
 
 namespace moe {
 
-// Text of a file or command line as one line of a message: control characters replaced by '?', cut after 80 characters.
+// Bytes of the UTF-8 character at the front of `text` (Unicode 15, table 3-7), 0 where there is none.
+std::size_t utf8_length(std::string_view text);
+// Text with '?' for every control character (C0, C1, DEL), every mark that turns the direction of writing (U+202A to
+// U+202E, U+2066 to U+2069) and every byte that is no UTF-8.
+std::string printable(std::string_view text);
+// Text of a file or command line as one line of a message: printable, cut after 80 bytes.
 std::string shown(std::string_view text);
 
 // Number of single-character insertions, deletions and replacements that turn `a` into `b`, letter case ignored.

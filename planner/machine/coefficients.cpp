@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/json_object.hpp"
 
 #include <nlohmann/json.hpp>
@@ -33,11 +34,10 @@ Coefficients load_coefficients() {
 
 void save_coefficients(const Coefficients& coefficients, const std::string& path) {
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
-    const auto rounded = [](double number) { return std::stod(fmt::format("{:.4g}", number)); };
     for (const auto& [name, c] : coefficients) {
-        nlohmann::ordered_json one{{"value", rounded(c.value)}, {"prior", c.prior}};
+        nlohmann::ordered_json one{{"value", rounded_to(c.value, 4)}, {"prior", c.prior}};
         if (c.spread > 0.0) one["spread"] = c.spread;
-        if (c.error > 0.0) one["error"] = rounded(c.error);
+        if (c.error > 0.0) one["error"] = rounded_to(c.error, 4);
         one["unit"] = c.unit;
         one["source"] = c.source;
         json[name] = std::move(one);

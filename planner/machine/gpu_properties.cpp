@@ -2,6 +2,7 @@
 #include "planner/machine/gpu_properties.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
 
@@ -58,7 +59,7 @@ std::string to_json(const GpuProperties& gpu) {
 }
 
 GpuProperties gpu_properties_from_json(const std::string& text) {
-    const nlohmann::json from = nlohmann::json::parse(text);
+    const nlohmann::json from = parse_json<nlohmann::json>(text, "properties of a GPU");
     return {from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7]};
 }
 

@@ -24,14 +24,48 @@ constexpr std::array<const char*, precision_count> precision_names{"fp32",      
                                                                    "fp8-blockwise", "mxfp8", "nvfp4"};
 
 // Upper bounds that no machine reaches and that keep products of them finite.
-constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3, max_cycles = 1e9, max_capability = 99.9;
+constexpr double max_rate = 1e19, max_bytes = 1e15, max_cycles = 1e9, max_capability = 99.9;
 constexpr int max_count = 1 << 20;
+
+// What a figure may be, an order of magnitude and more around every machine from a single CPU core to the accelerators
+// announced for 2027; a figure in another unit (TFLOPS, GB, us) falls outside.
+struct Plausible {
+    double low, high;
+    const char* unit;
+    const char* example;
+};
+constexpr Plausible gpu_flops{1e11, 1e18, "FLOP/s", "an H100 has 9.89e14 in bf16"};
+constexpr Plausible cpu_flops{1e7, 1e16, "FLOP/s", "a core does some 1e10"};
+constexpr Plausible gpu_memory{1e9, 1e14, "bytes", "an H100 has 8.6e10"};
+constexpr Plausible cpu_memory{1e6, 1e14, "bytes", "a small machine has 8e9"};
+constexpr Plausible gpu_memory_rate{1e9, 1e15, "bytes/s", "an H100 has 3.35e12"};
+constexpr Plausible cpu_memory_rate{1e7, 1e14, "bytes/s", "a core reads some 1e10"};
+constexpr Plausible link_rate{1e6, 1e14, "bytes/s", "NVLink of an H100 has 4.5e11, a port of 400 Gb/s 5e10"};
+constexpr Plausible link_latency{0.0, 0.1, "seconds", "NVLink has 2e-6"};
+constexpr Plausible call_seconds{1e-9, 1e4, "seconds", "a launch takes some 1e-5"};
+constexpr Plausible call_work{0.0, 1e24, "FLOP or bytes", "a large product has 1e13"};
+
+bool within(double value, const Plausible& range) { return value >= range.low && value <= range.high; }
+
+// A required number within its range.
+double plausible(const JsonObject& json, const std::string& key, const Plausible& range) {
+    const double value = json.number(key, -max_rate, max_rate);
+    if (!within(value, range))
+        json.refuse_value(
+            key, fmt::format("must be in {}, from {:g} to {:g}: {}", range.unit, range.low, range.high, range.example));
+    return value;
+}
+
+// 0, or where it is missing, stands for a figure that is not known.
+double plausible_or_none(const JsonObject& json, const std::string& key, const Plausible& range) {
+    return json.number_or(key, 0.0, -max_rate, max_rate) == 0.0 ? 0.0 : plausible(json, key, range);
+}
 
 Link read_link(const JsonObject& json, const std::string& key) {
     if (!json.has(key)) return {};
     const JsonObject link = json.object(key);
     link.only({"bandwidth", "latency"});
-    return {link.number("bandwidth", 1.0, max_rate), link.number("latency", 0.0, max_seconds)};
+    return {plausible(link, "bandwidth", link_rate), plausible(link, "latency", link_latency)};
 }
 
 void read_peaks(const JsonObject& json, Hardware& hardware) {
@@ -39,7 +73,7 @@ void read_peaks(const JsonObject& json, Hardware& hardware) {
     peaks.only({precision_names.begin(), precision_names.end()});
     double best = 0.0;
     for (std::size_t i = 0; i < precision_names.size(); ++i) {
-        hardware.peak_flops[i] = peaks.number_or(precision_names[i], 0.0, 0.0, max_rate);
+        hardware.peak_flops[i] = plausible_or_none(peaks, precision_names[i], hardware.cpu ? cpu_flops : gpu_flops);
         best = std::max(best, hardware.peak_flops[i]);
     }
     if (best == 0.0) json.refuse_value("peak_flops", "must give the rate of at least one precision");
@@ -52,6 +86,12 @@ void read_measured(const JsonObject& json, Hardware& hardware) {
         std::vector<MeasuredCall>& calls = hardware.measured[kind];
         for (const std::vector<double>& row : kinds.number_rows(kind)) {
             const bool whole = row.size() >= 2 && row[0] >= 0.0 && row[1] > 0.0;
+            if (whole && (!within(row[0], call_work) || !within(row[1], call_seconds)))
+                refuse(
+                    "{}: {}: row {} = [{:g}, {:g}, ..]: work must be in {} up to {:g}, and the time in {} from {:g} to "
+                    "{:g}: {}",
+                    kinds.place(), kind, calls.size() + 1, row[0], row[1], call_work.unit, call_work.high,
+                    call_seconds.unit, call_seconds.low, call_seconds.high, call_seconds.example);
             if (!whole || std::any_of(row.begin() + 2, row.end(), [](double side) { return side < 1.0; }))
                 kinds.refuse_value(kind, "must hold rows [work, seconds, sides..], work >= 0, seconds > 0, sides >= 1");
             calls.push_back({row[0], row[1], {row.begin() + 2, row.end()}});
@@ -135,10 +175,10 @@ void check(const JsonObject& json, const Hardware& hardware) {
         json.refuse_value("nvlink_domain_used",
                           fmt::format("must not exceed nvlink_domain = {}", hardware.nvlink_domain));
     if (hardware.nvlink_domain > 1 && hardware.nvlink.bandwidth == 0.0)
-        refuse("{}: field \"nvlink\" is missing, but nvlink_domain = {}", json.place(), hardware.nvlink_domain);
+        json.refuse_value("nvlink", fmt::format("must be given, since nvlink_domain = {}", hardware.nvlink_domain));
     if (hardware.gpus_per_node > hardware.nvlink_domain && hardware.pcie.bandwidth == 0.0)
-        refuse("{}: field \"pcie\" is missing, but gpus_per_node = {} exceeds nvlink_domain = {}", json.place(),
-               hardware.gpus_per_node, hardware.nvlink_domain);
+        json.refuse_value("pcie", fmt::format("must be given, since gpus_per_node = {} exceeds nvlink_domain = {}",
+                                              hardware.gpus_per_node, hardware.nvlink_domain));
     if (hardware.context_bytes >= hardware.memory_bytes && hardware.memory_bytes > 0.0)
         json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
 }
@@ -235,8 +275,9 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.sm_count = static_cast<int>(json.integer_or("sm_count", 0, 0, max_count));
     read_peaks(json, hardware);
     hardware.compute_capability = json.number_or("compute_capability", usual_capability(hardware), 1.0, max_capability);
-    hardware.memory_bytes = json.number("memory_bytes", 0.0, max_bytes);
-    hardware.memory_bandwidth = json.number("memory_bandwidth", 1.0, max_rate);
+    if (json.number("memory_bytes", -max_bytes, max_bytes) != 0.0) // 0: as the machine has
+        hardware.memory_bytes = plausible(json, "memory_bytes", hardware.cpu ? cpu_memory : gpu_memory);
+    hardware.memory_bandwidth = plausible(json, "memory_bandwidth", hardware.cpu ? cpu_memory_rate : gpu_memory_rate);
     hardware.nvlink_domain = static_cast<int>(json.integer_or("nvlink_domain", 1, 1, max_count));
     hardware.nvlink_domain_used =
         static_cast<int>(json.integer_or("nvlink_domain_used", hardware.nvlink_domain, 1, max_count));
@@ -246,7 +287,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.pcie = read_link(json, "pcie");
     hardware.nic = read_link(json, "nic");
     hardware.host = read_link(json, "host");
-    hardware.host_memory_bytes = json.number_or("host_memory_bytes", 0.0, 0.0, max_bytes);
+    hardware.host_memory_bytes = plausible_or_none(json, "host_memory_bytes", cpu_memory);
     hardware.context_bytes = json.number_or("context_bytes", 0.0, 0.0, max_bytes);
     hardware.communicators = read_communicators(json);
     hardware.default_stack = json.string_or("default_stack", "moe-plan");

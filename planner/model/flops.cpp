@@ -27,7 +27,7 @@ Count gqa(const Attention& a, double h, double seq) {
     double vectors = a.qkv_bias ? query + keys + values : 0.0;
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
-    if (a.qk_norm) vectors += 2.0 * a.qk_dim;
+    if (a.qk_norm) vectors += static_cast<double>(a.q_norm() + a.k_norm());
     return {matrices + vectors, matrices + keys_seen(a, static_cast<std::int64_t>(seq)) * (query + out)};
 }
 
@@ -189,6 +189,8 @@ ParameterCount count_parameters(const Model& model) {
     const auto h = static_cast<double>(model.hidden);
     const double table = static_cast<double>(model.vocab) * h;
     double total = table * (model.tied_embeddings ? 1.0 : 2.0) + h * (model.layer_norm_bias ? 2.0 : 1.0);
+    // Hyper-connections end in one more map, of all streams to the one that the head reads.
+    if (const double streams = model.residual_streams; streams > 1.0) total += streams * streams * h + streams + 1.0;
     double active = total;
     std::vector<LayerCount> kinds;
     for (const LayerKind& kind : model.kinds) kinds.push_back(layer(model, kind, 1.0));

@@ -30,11 +30,12 @@ struct Attention {
     std::int64_t chunk = 0;  // positions in a run beyond which no query sees (Llama 4), 0 = the whole sequence
     bool qkv_bias = false;
     bool out_bias = false;
-    bool qk_norm = false;     // RMSNorm over each query and key head (Qwen3)
-    bool sinks = false;       // one learned sink logit per head (GPT-OSS)
-    bool output_gate = false; // sigmoid gate on the attention output (Qwen3-Next)
-    bool head_gate = false;   // one such gate per head (Step-3.5)
-    bool k_eq_v = false;      // no projection of values: keys serve as such (Gemma 4)
+    bool qk_norm = false;       // RMSNorm over each query and key head (Qwen3)
+    bool whole_qk_norm = false; // qk_norm is over all heads at once, as wide as they are (OLMoE, MiniMax-M2)
+    bool sinks = false;         // one learned sink logit per head (GPT-OSS)
+    bool output_gate = false;   // sigmoid gate on the attention output (Qwen3-Next)
+    bool head_gate = false;     // one such gate per head (Step-3.5)
+    bool k_eq_v = false;        // no projection of values: keys serve as such (Gemma 4)
     // gated_delta; mamba: groups, heads, state and width of a head
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     int scan_chunk = 0; // mamba: positions whose products are made at once
@@ -45,6 +46,9 @@ struct Attention {
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
     bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)
 
+    // Weights of the norms of queries and of keys.
+    std::int64_t q_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? heads : 1); }
+    std::int64_t k_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? kv_heads : 1); }
     bool sparse() const { return kind == AttentionKind::mla && indexer_top_k > 0; }
     bool indexes() const { return sparse() && !shares_index; }
     bool operator==(const Attention&) const = default;

@@ -1,5 +1,6 @@
 // Pipeline stages: layout strings parsed and written, layers cut evenly, and cut by the FLOPs of layers, MTP and head.
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
@@ -19,7 +20,8 @@ public:
 
     std::string expand() {
         std::string symbols = sequence(0);
-        if (at_ < text_.size()) refuse("layout \"{}\": unmatched ')' at character {}: remove it", text_, at_ + 1);
+        if (at_ < text_.size())
+            refuse("layout \"{}\": unmatched ')' at character {}: remove it", shown(text_), at_ + 1);
         return symbols;
     }
 
@@ -42,12 +44,13 @@ private:
         const std::size_t place = ++at_;
         if (c != '(') {
             if (std::string("EtmL|").find(c) == std::string::npos)
-                refuse("layout \"{}\": unknown symbol '{}' at character {}: use E t m L | ( )*n", text_, c, place);
+                refuse("layout \"{}\": unknown symbol '{}' at character {}: use E t m L | ( )*n", shown(text_),
+                       shown({&c, 1}), place);
             return std::string(1, c);
         }
-        if (depth == deepest) refuse("layout \"{}\": more than {} nested parentheses", text_, deepest);
+        if (depth == deepest) refuse("layout \"{}\": more than {} nested parentheses", shown(text_), deepest);
         std::string symbols = sequence(depth + 1);
-        if (at_ >= text_.size()) refuse("layout \"{}\": '(' at character {} is not closed", text_, place);
+        if (at_ >= text_.size()) refuse("layout \"{}\": '(' at character {} is not closed", shown(text_), place);
         ++at_;
         return symbols;
     }
@@ -64,7 +67,7 @@ private:
             if (count > most_) too_long();
         }
         if (first == at_ || count == 0)
-            refuse("layout \"{}\": '*' at character {} needs a count of 1 or more behind it", text_, first);
+            refuse("layout \"{}\": '*' at character {} needs a count of 1 or more behind it", shown(text_), first);
         if (item.size() * count > most_) too_long();
         std::string symbols;
         for (std::size_t i = 0; i < count; ++i) symbols += item;

@@ -2,6 +2,7 @@
 #include "planner/plan/mesh.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan.hpp"
 
@@ -47,10 +48,11 @@ std::vector<Word> sequence(const Plan& plan) {
     for (const std::string& part : split(plan.rank_order)) {
         const auto it = std::find_if(known.begin(), known.end(), [&](const Word& w) { return part == w.name; });
         if (it == known.end())
-            refuse("rank_order \"{}\": unknown axis \"{}\": write tp, cp, ep, dp and pp joined by '-'", plan.rank_order,
-                   part);
+            refuse("rank_order \"{}\": unknown axis \"{}\": write tp, cp, ep, dp and pp joined by '-'",
+                   shown(plan.rank_order), shown(part));
         const auto position = static_cast<std::size_t>(it - known.begin());
-        if (seen[position]) refuse("rank_order \"{}\": axis \"{}\" appears twice: name it once", plan.rank_order, part);
+        if (seen[position])
+            refuse("rank_order \"{}\": axis \"{}\" appears twice: name it once", shown(plan.rank_order), part);
         seen[position] = true;
         result.push_back(*it);
     }
@@ -58,7 +60,7 @@ std::vector<Word> sequence(const Plan& plan) {
         if (seen[i]) continue;
         const int degree = std::max(known[i].size[0], known[i].size[1]);
         if (degree != 1)
-            refuse("rank_order \"{}\": axis \"{}\" is missing though its degree is {}: add it", plan.rank_order,
+            refuse("rank_order \"{}\": axis \"{}\" is missing though its degree is {}: add it", shown(plan.rank_order),
                    known[i].name, degree);
         result.push_back(known[i]);
     }

@@ -123,6 +123,19 @@ PlanFault check_batch(const Plan& plan) {
     if (plan.gbs % together != 0)
         return fault("gbs % (dp*mbs)", "gbs = {} is not divisible by dp * mbs = {} * {} = {}: change gbs, dp or mbs",
                      plan.gbs, plan.dp, plan.mbs, together);
+    const std::int64_t micro_batches = plan.gbs / together, stages = std::int64_t{plan.pp} * plan.vpp;
+    if (micro_batches > limits::max_micro_batches)
+        return fault(
+            "micro-batches",
+            "gbs = {}: makes {} micro-batches of mbs = {} on each of dp = {} ranks, and a step has at most {}: "
+            "lower gbs, or raise mbs or the number of GPUs",
+            plan.gbs, micro_batches, plan.mbs, plan.dp, limits::max_micro_batches);
+    if (micro_batches * stages > limits::max_scheduled)
+        return fault(
+            "micro-batches",
+            "gbs = {}: makes {} micro-batches for pp * vpp = {} * {} stages, {} passes at most: lower gbs, pp or "
+            "vpp, or raise mbs or dp",
+            plan.gbs, micro_batches, plan.pp, plan.vpp, limits::max_scheduled);
     return {};
 }
 

@@ -1,6 +1,7 @@
 // plan.json: the choices first, then the model and the hardware in full, so that the file needs nothing else.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
@@ -175,8 +176,8 @@ Json choices(const Plan& plan) {
 
 std::string plan_to_json(const Plan& plan) {
     Json json = choices(plan);
-    json["model"] = Json::parse(plan.model->config_json);
-    json["hardware"] = Json::parse(machine::to_json(*plan.hardware));
+    json["model"] = parse_json<Json>(plan.model->config_json, "model");
+    json["hardware"] = parse_json<Json>(machine::to_json(*plan.hardware), "hardware");
     return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/base/schema.hpp"
 
@@ -31,8 +32,7 @@ MeasuredRun run_from(const JsonObject& json) {
 bool names_file(const std::string& word) { return std::string_view(word).ends_with(".json"); }
 
 AnchoredStack load_anchored(const std::string& path) {
-    const std::string text = read_file(path);
-    const JsonObject json = JsonObject::parse(text, path);
+    const JsonObject json = JsonObject::parse(read_file(path), path);
     check_schema(json, schema::anchored_stack);
     json.only({"schema", "base", "source", "coefficients", "runs"});
     AnchoredStack stack;
@@ -43,22 +43,18 @@ AnchoredStack load_anchored(const std::string& path) {
     const JsonObject coefficients = json.object("coefficients");
     for (const std::string& name : coefficients.keys())
         stack.coefficients[name] = coefficients.number(name, 1e-12, 1e12);
-    if (!json.is_array("runs")) json.refuse_value("runs", "must be a list");
-    const nlohmann::json whole = nlohmann::json::parse(text);
-    for (const nlohmann::json& run : whole.at("runs"))
-        stack.runs.push_back(
-            run_from(JsonObject::parse(run.dump(), fmt::format("{}: run {}", path, stack.runs.size() + 1))));
+    for (const JsonObject& run : json.objects("runs")) stack.runs.push_back(run_from(run));
     return stack;
 }
 
 std::string to_json(const AnchoredStack& stack) {
-    const auto rounded = [](double number) { return std::stod(fmt::format("{:.5g}", number)); };
+    constexpr int digits = 5;
     nlohmann::ordered_json json{{"schema", schema::anchored_stack},
                                 {"base", stack.base},
                                 {"source", stack.source},
                                 {"coefficients", nlohmann::ordered_json::object()},
                                 {"runs", nlohmann::ordered_json::array()}};
-    for (const auto& [name, value] : stack.coefficients) json["coefficients"][name] = rounded(value);
+    for (const auto& [name, value] : stack.coefficients) json["coefficients"][name] = rounded_to(value, digits);
     for (const MeasuredRun& run : stack.runs) {
         const Workload& w = run.workload;
         json["runs"].push_back({{"run_id", run.run_id},
@@ -71,8 +67,8 @@ std::string to_json(const AnchoredStack& stack) {
                                 {"software", w.software},
                                 {"gpus", w.gpus},
                                 {"seq", w.seq},
-                                {"log_error", rounded(run.log_error)},
-                                {"noise", rounded(run.noise)}});
+                                {"log_error", rounded_to(run.log_error, digits)},
+                                {"noise", rounded_to(run.noise, digits)}});
     }
     return json.dump(1) + "\n";
 }

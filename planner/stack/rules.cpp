@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
 #include "planner/stack/stack_reader.hpp"
@@ -91,13 +92,9 @@ std::vector<Rule> load_rules(const Engine& engine) {
     std::vector<Rule> rules;
     if (engine.name.empty()) return rules;
     const std::string file = profiles_folder() + "/stacks/rules/" + engine.name + ".json";
-    if (engine.name.find('/') != std::string::npos || !std::filesystem::is_regular_file(file)) return rules;
-    Json json;
-    try {
-        json = Json::parse(read_file(file));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", file, error.byte);
-    }
+    std::error_code unreadable; // such as a name that is too long
+    if (engine.name.find('/') != std::string::npos || !std::filesystem::is_regular_file(file, unreadable)) return rules;
+    const Json json = load_json<Json>(file);
     if (!json.is_object() || !json.contains("rules") || !json["rules"].is_array())
         refuse("{}: must be an object with a list \"rules\"", file);
     for (const Json& one : json["rules"]) {

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
@@ -48,7 +49,8 @@ void read_dispatchers(Reader& costs, StackCosts& c) {
     const std::string place = costs.place() + ".dispatcher";
     if (!dispatchers.is_object()) refuse("{}: must be a JSON object, found {}", place, dispatchers.type_name());
     for (const auto& item : dispatchers.items()) {
-        LinkShares& shares = c.dispatcher[plan::to_string(plan::dispatcher_from_string(item.key()))];
+        LinkShares& shares =
+            c.dispatcher[plan::to_string(at_place(place, [&] { return plan::dispatcher_from_string(item.key()); }))];
         if (item.value().is_object()) {
             Reader one(item.value(), place + "." + item.key(), costs.coefficients());
             shares.nvlink = one.checked(one.at("nvlink"), "nvlink", 0.01, 1.5);
@@ -164,7 +166,7 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.memory_headroom = in.number("memory_headroom", 0.0, 0.0, 0.9);
     s.usual_capacity = in.number("usual_capacity", 0.0, 1.0, 100.0);
     if (in.find("usual_gradients") != nullptr)
-        s.usual_gradients = machine::precision_from_string(in.text("usual_gradients"));
+        s.usual_gradients = in.word("usual_gradients", machine::precision_from_string);
     s.precisions = in.list("precisions", machine::precision_from_string);
     s.dispatchers = in.list("dispatchers", plan::dispatcher_from_string);
     s.host_synced = in.list("host_synced", plan::dispatcher_from_string);
@@ -173,14 +175,15 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
         s.split_schedules = in.list("split_schedules", plan::schedule_from_string);
     s.offloads = in.flag("offloads", false);
     s.recompute_sets = in.list("recompute_sets", plan::recompute::from_string);
-    s.recompute_modules = plan::recompute::from_string(in.text("recompute_modules"));
-    s.usual_dispatcher = plan::dispatcher_from_string(in.text("usual_dispatcher"));
-    s.usual_cuda_graph = plan::cuda_graph_from_string(in.text("usual_cuda_graph"));
+    s.recompute_modules = in.word("recompute_modules", plan::recompute::from_string);
+    s.usual_dispatcher = in.word("usual_dispatcher", plan::dispatcher_from_string);
+    s.usual_cuda_graph = in.word("usual_cuda_graph", plan::cuda_graph_from_string);
     if (in.find("features") != nullptr) s.features = in.list("features", [](std::string name) { return name; });
     s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
     s.published = read_published(in.find("published"), place, coefficients);
     if (const Json* engine = in.find("engine")) s.engine = read_engine(*engine, place);
-    s.rules = std::make_shared<const std::vector<Rule>>(load_rules(s.engine));
+    s.rules =
+        at_place(place + ": engine", [&] { return std::make_shared<const std::vector<Rule>>(load_rules(s.engine)); });
     if (const Json* list = in.find("requirements"))
         s.requirements = std::make_shared<const std::vector<Rule>>(read_requirements(*list, place));
     in.finish();
@@ -192,14 +195,6 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
 }
 
 std::string stacks_folder() { return profiles_folder() + "/stacks"; }
-
-Json parse_file(const std::string& path) {
-    try {
-        return Json::parse(read_file(path));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
-    }
-}
 
 // Multiplies a cost, or every figure inside it, by a further factor.
 void multiply(Json& cost, const Json& factor) {
@@ -217,7 +212,7 @@ void apply_features(Json& json, const std::vector<std::string>& changes, const s
         if (!changes.empty()) refuse("{}: names no features, so that \"{}\" cannot change one", place, changes.front());
         return;
     }
-    const Json all = parse_file(path);
+    const Json all = load_json<Json>(path);
     std::set<std::string> has;
     for (const Json& name : json["features"]) has.insert(name.is_string() ? name.get<std::string>() : "");
     for (const std::string& change : changes) {
@@ -302,13 +297,14 @@ constexpr int longest_chain = 8; // of bases; more is a cycle
 // file changes needs that file's own entry in cost_sources, since its base speaks of another figure.
 Json read_with_bases(const std::string& name, int depth) {
     const std::string path = stacks_folder() + "/" + name + ".json";
+    std::error_code unreadable; // such as a name that is too long
     const bool plain = name.find('/') == std::string::npos || (depth > 0 && name.rfind("base/", 0) == 0);
-    if (!plain || !std::filesystem::is_regular_file(path)) {
+    if (!plain || !std::filesystem::is_regular_file(path, unreadable)) {
         const std::vector<std::string> known = stack_names();
-        refuse("unknown stack '{}': known are {}", name,
+        refuse("unknown stack '{}': known are {}", shown(name),
                known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
     }
-    Json json = parse_file(path);
+    Json json = load_json<Json>(path);
     if (!json.is_object() || !json.contains("base")) return json;
     if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
     if (depth >= longest_chain) refuse("{}: more than {} bases follow each other: is it a cycle?", path, longest_chain);
@@ -318,7 +314,7 @@ Json read_with_bases(const std::string& name, int depth) {
                 (!json.contains("cost_sources") || !json["cost_sources"].contains(item.key())))
                 refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", path,
                        item.key());
-    Json whole = read_with_bases(json["base"].get<std::string>(), depth + 1);
+    Json whole = at_place(path + ": base", [&] { return read_with_bases(json["base"].get<std::string>(), depth + 1); });
     Json on = whole.contains("on") ? whole["on"] : Json::array();
     if (json.contains("on") && json["on"].is_array()) on.insert(on.end(), json["on"].begin(), json["on"].end());
     whole.erase("published"); // what the base stands for
@@ -396,8 +392,7 @@ Stack load_stack(const std::string& name, const machine::Hardware& hardware,
     apply_features(json, {words.begin() + 1, words.end()}, path);
     Stack stack = read_stack(json, path, values);
     if (anchored) stack.anchors = anchored->runs;
-    if (stack.name != words.front())
-        refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
+    if (stack.name != words.front()) refuse("{}: name = \"{}\": rename the file or the stack", path, shown(stack.name));
     stack.name = wanted;
     leave_out_lacking(stack, hardware);
     if (machine != own) stack.figures_of = machine;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/base/error.hpp"
+#include "planner/base/place.hpp"
 #include "planner/machine/coefficients.hpp"
 
 #include <nlohmann/json.hpp>
@@ -27,6 +28,11 @@ public:
     double number(const std::string& key, double otherwise, double low, double high);
     // A cost is a number, "@name" of a coefficient, or a list of these that is multiplied out.
     double checked(const Json& value, const std::string& key, double low, double high) const;
+    // A word, turned into a value by `parse`.
+    template <class Parse>
+    auto word(const std::string& key, Parse parse) {
+        return at_place(place_ + ": \"" + key + "\"", [&] { return parse(text(key)); });
+    }
     // A list of words, each turned into a value by `parse`.
     template <class Parse>
     auto list(const std::string& key, Parse parse) {
@@ -35,7 +41,7 @@ public:
         std::vector<decltype(parse(std::string()))> result;
         for (const Json& item : value) {
             if (!item.is_string()) refuse("{}: \"{}\" must hold strings, found {}", place_, key, item.type_name());
-            result.push_back(parse(item.get<std::string>()));
+            result.push_back(at_place(place_ + ": \"" + key + "\"", [&] { return parse(item.get<std::string>()); }));
         }
         return result;
     }

@@ -86,7 +86,9 @@ void FastBoundModel::find_terms(Layers& layers, std::size_t segment) {
     const plan::Plan& plan = layers.plan;
     const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     if (layers.early == nullptr) {
-        layers.terms[segment] = &terms_.of(plan, segments_[segment], placement(plan), costs);
+        const int place = placement(plan);
+        layers.terms[segment] =
+            &terms_.of(plan, segments_[segment], place, placements_[static_cast<std::size_t>(place)], costs);
         return;
     }
     constexpr auto data = static_cast<std::size_t>(program::Stream::data);

@@ -74,15 +74,35 @@ bool runs_early(const program::Op& op) {
            op.stream == program::Stream::host;
 }
 
-FlatLibrary::Shape& FlatLibrary::shape_of(const program::Program& plain) {
+FlatLibrary::Shape* FlatLibrary::known_shape(const PlainKey& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = known_shapes_.find(key);
+    return known != known_shapes_.end() ? known->second : nullptr;
+}
+
+const Terms* FlatLibrary::known_terms(const TermsKey& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = terms_.find(key);
+    return known != terms_.end() ? &known->second : nullptr;
+}
+
+const Terms& FlatLibrary::keep(const TermsKey& key, const Terms& terms) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return terms_.emplace(key, terms).first->second;
+}
+
+FlatLibrary::Shape& FlatLibrary::shape_of(const plan::Plan& plan, const PlainKey& key, const program::Program& plain) {
     std::vector<std::int32_t> text = signature(plain);
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(models_.begin(), models_.end(), plan.model) == models_.end()) models_.push_back(plan.model);
     std::unique_ptr<Shape>& shape = shapes_[std::move(text)];
-    if (shape) return *shape;
-    shape = std::make_unique<Shape>();
-    for (unsigned module = 1; module <= plan::recompute::operators; module *= 2)
-        for (const program::Op& op : plain.templates[0].ops)
-            if (passes::recomputes(module, op)) shape->modules |= module;
+    if (!shape) {
+        shape = std::make_unique<Shape>();
+        for (unsigned module = 1; module <= plan::recompute::operators; module *= 2)
+            for (const program::Op& op : plain.templates[0].ops)
+                if (passes::recomputes(module, op)) shape->modules |= module;
+    }
+    known_shapes_.emplace(key, shape.get());
     return *shape;
 }
 
@@ -123,9 +143,14 @@ SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::Segme
     Plain& found = plains_.try_emplace(key).first->second;
     found.plan = std::move(bare);
     found.program = std::move(program);
-    found.shape = &library_.shape_of(found.program);
+    found.shape = &library_.shape_of(found.plan, key, found.program);
     found.bytes = activation_bytes(found.program);
     return found;
+}
+
+unsigned SegmentTerms::modules(const plan::Plan& plan, estimate::SegmentId id) {
+    const FlatLibrary::Shape* known = library_.known_shape({plain_of(plan), id});
+    return known != nullptr ? known->modules : plain(plan, id).shape->modules;
 }
 
 const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id,
@@ -177,16 +202,22 @@ SegmentTerms::Priced SegmentTerms::priced(plan::Plan plan, estimate::SegmentId i
             known.held_up, base.bytes};
 }
 
-const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs) {
-    const Plain& base = plain(plan, id);
+const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, int place,
+                              const estimate::Placements& places, const cost::CostModel& costs) {
     plan::Plan named = priced_as(plan, cache_.stack());
-    named.recompute &= base.shape->modules;
+    named.recompute &= modules(plan, id);
     const Key key{{named, id}, place};
-    if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
-    const Prices& priced = prices(base, plan, id, place, costs);
-    Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
-    terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
-    return terms_.emplace(key, terms).first->second;
+    if (const auto known = terms_.find(key); known != terms_.end()) return *known->second;
+    const FlatLibrary::TermsKey shared{key.time, places};
+    const Terms* found = library_.known_terms(shared);
+    if (found == nullptr) {
+        const Plain& base = plain(plan, id);
+        const Prices& priced = prices(base, plan, id, place, costs);
+        Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
+        terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
+        found = &library_.keep(shared, terms);
+    }
+    return *terms_.emplace(key, found).first->second;
 }
 
 const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id, int place,

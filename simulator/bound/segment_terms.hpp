@@ -17,25 +17,6 @@
 
 namespace moe::bound {
 
-// Flat segments by the signature of the plain one and what is recomputed. Thread-safe; entries live as long as the
-// library.
-class FlatLibrary {
-public:
-    struct Shape {
-        std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
-        unsigned modules = 0;                                  // modules that recomputation of the segment can name
-    };
-    Shape& shape_of(const program::Program& plain);
-    // `plain`: lowered from this plan, without recomputation where the plan's own can be told from it. The result
-    // recomputes these modules.
-    const FlatSegment& flat(Shape& shape, const program::Program& plain, const plan::Plan& plan, unsigned recompute,
-                            estimate::SegmentId id);
-
-private:
-    std::mutex mutex_;
-    std::map<std::vector<std::int32_t>, std::unique_ptr<Shape>> shapes_;
-};
-
 using Busy = std::array<double, program::stream_count>; // seconds by stream
 
 // One direction of a segment with the prices of one plan.
@@ -57,6 +38,39 @@ struct Terms {
     double first_saves = 0.0; // seconds that a step's first backward is shorter, at most: its products set gradients
 };
 
+// What the searches of one machine and one stack know of segments: flat ones by the signature of the plain one and what
+// is recomputed, and the terms of those that were played. Thread-safe; entries live as long as the library.
+class FlatLibrary {
+public:
+    struct Shape {
+        std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
+        unsigned modules = 0;                                  // modules that recomputation of the segment can name
+    };
+    using PlainKey = estimate::SegmentKey<plan::Subject::size>; // of a plan without what plain segments share
+    // The shape of a plain segment that was lowered before, or nullptr.
+    Shape* known_shape(const PlainKey& key);
+    Shape& shape_of(const plan::Plan& plan, const PlainKey& key, const program::Program& plain);
+    // `plain`: lowered from this plan, without recomputation where the plan's own can be told from it. The result
+    // recomputes these modules.
+    const FlatSegment& flat(Shape& shape, const program::Program& plain, const plan::Plan& plan, unsigned recompute,
+                            estimate::SegmentId id);
+
+    struct TermsKey {
+        estimate::SegmentKey<plan::Subject::time> time;
+        estimate::Placements places;
+        auto operator<=>(const TermsKey&) const = default;
+    };
+    const Terms* known_terms(const TermsKey& key); // nullptr where nobody has worked them out
+    const Terms& keep(const TermsKey& key, const Terms& terms);
+
+private:
+    std::mutex mutex_;
+    std::map<std::vector<std::int32_t>, std::unique_ptr<Shape>> shapes_;
+    std::map<PlainKey, Shape*> known_shapes_;
+    std::map<TermsKey, Terms> terms_;
+    std::vector<std::shared_ptr<const model::Model>> models_; // kept alive: keys name them by address
+};
+
 // The plan as far as the times of ops outside of merged slots depend on it: EP overlap changes them only where a stack
 // says that it takes multiprocessors from all that computes.
 plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack);
@@ -65,8 +79,9 @@ plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack);
 class SegmentTerms {
 public:
     SegmentTerms(const estimate::SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
-    // place: a number of the plan's placements. `costs` of the plan.
-    const Terms& of(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
+    // place: a number of the plan's placements, which are `places`. `costs` of the plan.
+    const Terms& of(const plan::Plan& plan, estimate::SegmentId id, int place, const estimate::Placements& places,
+                    const cost::CostModel& costs);
     // FSDP: terms that are no greater, from layers with whole weights, whose lowering all recomputation shares. Every
     // op takes the shorter of its times with and without FSDP, whose gradients are written where others are added up.
     const Terms& coarse(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
@@ -95,6 +110,8 @@ private:
         std::vector<std::int64_t> bytes;
     };
     Plain& plain(const plan::Plan& plan, estimate::SegmentId id);
+    // Modules that recomputation of the segment can name.
+    unsigned modules(const plan::Plan& plan, estimate::SegmentId id);
     struct Prices {
         std::vector<cost::OpCost> ops; // costs of both directions
         std::vector<double> first_saves;
@@ -113,7 +130,8 @@ private:
     FlatLibrary& library_;
     std::map<estimate::SegmentKey<plan::Subject::size>, Plain> plains_;
     std::map<Key, Prices> prices_, devices_; // prices of a plan, and the part of them that CUDA graphs do not change
-    std::map<Key, Terms> terms_, coarse_;
+    std::map<Key, const Terms*> terms_;      // in the library
+    std::map<Key, Terms> coarse_;
     std::map<Key, std::vector<cost::OpCost>> cheapest_; // prices of coarse(), without recomputation
     std::vector<double> ends_;                          // scratch
 };

@@ -13,6 +13,7 @@
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 
@@ -47,7 +48,8 @@ MeasuredGroup nearest_group(const machine::Hardware& hardware, const std::string
     prefix.pop_back();
     for (auto it = hardware.measured.lower_bound(prefix);
          it != hardware.measured.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
-        const int size = std::atoi(it->first.c_str() + prefix.size());
+        int size = 0;
+        std::from_chars(it->first.data() + prefix.size(), it->first.data() + it->first.size(), size);
         if (size < 2 || it->second.empty()) continue;
         if (best.calls == nullptr || apart(size) < apart(best.members)) best = {size, &it->second};
     }
@@ -116,9 +118,11 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
                             static_cast<double>(gemm->k), op.bytes);
     }
     if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) {
-        // One local expert is a plain product.
-        const auto& shares = grouped->groups > 1 ? stack_.costs.grouped_gemm : stack_.costs.gemm;
-        const double rate = flop_rate(plan_, stack_.costs.clock, shares, gemm_precision(op, program));
+        const machine::Precision precision = gemm_precision(op, program);
+        const double plain = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, precision),
+                     many = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, precision);
+        // One local expert is a plain product; each further one takes the rate nearer to that of many.
+        const double rate = plain * std::pow(many / plain, 1.0 - 1.0 / std::max(1, grouped->groups));
         const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
@@ -173,7 +177,7 @@ double CostModel::communication_seconds(const program::Op& op, GroupLinks group)
     const bool dispatches = op.kind == program::OpKind::all_to_all_rows ||
                             op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
     if (const auto* rows = std::get_if<program::RowsAttr>(&op.attr); rows != nullptr && dispatches)
-        return dispatch_seconds(op, *rows, std::move(group));
+        return dispatch_seconds(op, *rows, group);
     switch (op.kind) {
     case program::OpKind::all_gather:
     case program::OpKind::all_gather_rows:

@@ -3,12 +3,11 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/published/run_plan.hpp"
-
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -60,9 +59,11 @@ bool among(const std::vector<const Residual*>& rows, const std::string Residual:
     return std::any_of(rows.begin(), rows.end(), [&](const Residual* r) { return r->*field == value; });
 }
 
-void read_workload(const nlohmann::json& row, Residual& r) {
-    const auto text = [&row](const char* key) { return row.at(key).get<std::string>(); };
-    r.fitted = row.at("fitted").get<double>();
+constexpr double largest_log = 20.0; // of a residual, which is a logarithm
+
+void read_workload(const JsonObject& row, Residual& r) {
+    const auto text = [&row](const char* key) { return row.string(key); };
+    r.fitted = row.number("fitted", -largest_log, largest_log);
     r.workload = {text("model"),
                   r.family,
                   text("hardware"),
@@ -70,8 +71,8 @@ void read_workload(const nlohmann::json& row, Residual& r) {
                   text("precision"),
                   text("stack"),
                   text("software"),
-                  row.at("gpus").get<double>(),
-                  row.at("seq").get<double>()};
+                  row.number("gpus", 1.0, 1e9),
+                  row.number("seq", 1.0, 1e12)};
 }
 
 std::vector<const Residual*> of_kind(const std::vector<Residual>& residuals, const std::string& kind) {
@@ -93,21 +94,17 @@ std::string system_of(const machine::Hardware& hardware, const std::vector<const
 
 std::vector<Residual> residuals_from_json(const std::string& text, const std::string& place) {
     std::vector<Residual> residuals;
-    try {
-        for (const auto& row : nlohmann::json::parse(text)) {
-            Residual r;
-            r.run_id = row.at("run_id").get<std::string>();
-            r.family = row.at("family").get<std::string>();
-            r.system = row.at("system").get<std::string>();
-            r.kind = row.at("kind").get<std::string>();
-            r.tier = row.at("tier").get<std::string>();
-            r.family_left_out = row.at("log_residual").get<double>();
-            r.system_left_out = row.at("system_left_out").get<double>();
-            if (row.contains("stack")) read_workload(row, r);
-            residuals.push_back(std::move(r));
-        }
-    } catch (const nlohmann::json::exception& error) {
-        refuse("{}: row {}: {}", place, residuals.size() + 1, error.what());
+    for (const JsonObject& row : JsonObject::parse_list(text, place)) {
+        Residual r;
+        r.run_id = row.string("run_id");
+        r.family = row.string("family");
+        r.system = row.string("system");
+        r.kind = row.string("kind");
+        r.tier = row.string("tier");
+        r.family_left_out = row.number("log_residual", -largest_log, largest_log);
+        r.system_left_out = row.number("system_left_out", -largest_log, largest_log);
+        if (row.has("stack")) read_workload(row, r);
+        residuals.push_back(std::move(r));
     }
     return residuals;
 }

@@ -2,6 +2,7 @@
 #include "simulator/published/nearest.hpp"
 
 #include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
 #include "planner/machine/coefficients.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -10,8 +11,6 @@
 #include "simulator/published/ratios.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "simulator/published/run_recipe.hpp"
-
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -43,8 +42,8 @@ std::map<std::string, double> fitted_residuals() {
     std::map<std::string, double> fitted;
     const std::string path = profiles_folder() + "/runs/residuals.json";
     if (!std::filesystem::exists(path)) return fitted;
-    for (const auto& row : nlohmann::json::parse(read_file(path)))
-        fitted[row.at("run_id").get<std::string>()] = row.at("fitted").get<double>();
+    for (const JsonObject& row : JsonObject::parse_list(read_file(path), path))
+        fitted[row.string("run_id")] = row.number("fitted", -20.0, 20.0);
     return fitted;
 }
 
@@ -69,19 +68,32 @@ std::vector<NearRun> nearest_published(const plan::Plan& plan, std::size_t most)
     std::stable_sort(runs.begin(), runs.end(), nearer);
     runs.resize(std::min(runs.size(), planned));
     RunPlanner planner(machine::load_coefficients());
-    std::vector<std::pair<double, NearRun>> near;
+    struct Near {
+        plan::Plan plan;
+        NearRun run;
+    };
+    std::vector<std::pair<double, Near>> near;
     for (const auto& [distance, run] : runs) {
         const PlannedRun row = planner.plan(run);
         if (!row.skipped.empty() || row.kind != kind_of(*plan.model)) continue;
         const double measured = run.tflops_std ? *run.tflops_std : run.tflops_per_gpu.value_or(0.0);
-        near.emplace_back(distance + field * differing_choices(plan, row.plan),
-                          NearRun{run.run_id, measured, measured * std::exp(fitted.at(run.run_id)),
-                                  differing_fields(plan, row.plan)});
+        near.emplace_back(
+            distance + field * differing_choices(plan, row.plan),
+            Near{row.plan,
+                 {run.run_id, measured, measured * std::exp(fitted.at(run.run_id)), differing_fields(plan, row.plan)}});
     }
     std::stable_sort(near.begin(), near.end(), nearer);
+    // A plan that several releases ran says the same each time: its first row stands for it.
     std::vector<NearRun> result;
-    for (auto& [distance, run] : near)
-        if (result.size() < most) result.push_back(std::move(run));
+    for (std::size_t i = 0; i < near.size() && result.size() < most; ++i) {
+        const auto same = [&](const auto& before) {
+            const std::vector<plan::FieldChange> changes = plan::differences(before.second.plan, near[i].second.plan);
+            return std::all_of(changes.begin(), changes.end(),
+                               [](const plan::FieldChange& change) { return change.field == "stack"; });
+        };
+        const auto begin = near.begin(), here = begin + static_cast<std::ptrdiff_t>(i);
+        if (std::none_of(begin, here, same)) result.push_back(near[i].second.run);
+    }
     return result;
 }
 

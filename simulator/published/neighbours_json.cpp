@@ -1,5 +1,6 @@
 // Reads and writes profiles/runs/neighbours.json.
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/base/schema.hpp"
 #include "simulator/published/neighbours.hpp"
@@ -20,7 +21,7 @@ Spread spread_of(const JsonObject& json, const std::string& key) {
     return {pair[0], pair[1]};
 }
 
-double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
+double rounded(double value) { return rounded_to(value, 4); }
 
 nlohmann::ordered_json pair_of(const Spread& spread) { return {rounded(spread.low), rounded(spread.high)}; }
 

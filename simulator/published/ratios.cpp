@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_fields.hpp"
@@ -21,6 +22,7 @@
 namespace moe::published {
 namespace {
 
+constexpr double largest_log = 20.0;     // of an error, as a logarithm
 constexpr int few_fields = 2;            // differences up to which plans are close
 constexpr std::size_t fewest_pairs = 15; // that a quantile may rest on
 
@@ -77,13 +79,9 @@ std::vector<RatioError> ratio_errors(const std::vector<Prediction>& predictions)
 
 std::vector<RatioError> ratio_errors_from_json(const std::string& text, const std::string& place) {
     std::vector<RatioError> errors;
-    try {
-        for (const auto& row : nlohmann::json::parse(text))
-            errors.push_back(
-                {row.at("kind").get<std::string>(), row.at("fields").get<int>(), row.at("log_error").get<double>()});
-    } catch (const nlohmann::json::exception& error) {
-        refuse("{}: pair {}: {}", place, errors.size() + 1, error.what());
-    }
+    for (const JsonObject& row : JsonObject::parse_list(text, place))
+        errors.push_back({row.string("kind"), static_cast<int>(row.integer("fields", 1, 1000)),
+                          row.number("log_error", 0.0, largest_log)});
     return errors;
 }
 

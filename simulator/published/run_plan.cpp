@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
@@ -187,10 +188,10 @@ std::shared_ptr<const model::Model> RunPlanner::model(const Run& run) {
         refuse("model '{}': must be the name of a profile", shown(run.model));
     model::Model model = families::load_model(run.model);
     if (run.mtp_layers && *run.mtp_layers != static_cast<std::int64_t>(model.mtp.size())) {
-        auto json = nlohmann::ordered_json::parse(model.config_json);
+        auto json = parse_json<nlohmann::ordered_json>(model.config_json, run.model);
         json["num_nextn_predict_layers"] = *run.mtp_layers;
         const std::string name = model.name;
-        model = families::model_from_json(json.dump(), run.model);
+        model = families::model_from_json(json_text(json), run.model);
         model.name = name;
         if (*run.mtp_layers != static_cast<std::int64_t>(model.mtp.size()))
             refuse("mtp_layers {}: {} has no multi-token prediction", *run.mtp_layers, run.model);

@@ -1,6 +1,7 @@
 // Reads recorded token counts by layer and expert from CSV or JSON.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "simulator/routing/routing.hpp"
 
@@ -12,7 +13,11 @@
 namespace moe::routing {
 namespace {
 
-using Counts = std::vector<std::vector<double>>;
+// Counts by layer and expert, and where each layer's stand, for messages.
+struct Layers {
+    std::vector<std::vector<double>> counts;
+    std::vector<std::string> places;
+};
 using Json = nlohmann::json;
 
 // The counts of one line; empty when a cell is no number.
@@ -31,8 +36,8 @@ std::vector<double> cells_of(const std::string& line) {
     return cells;
 }
 
-Counts from_csv(const std::string& text, const std::string& path) {
-    Counts counts;
+Layers from_csv(const std::string& text, const std::string& path) {
+    Layers layers;
     int number = 0;
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -45,51 +50,51 @@ Counts from_csv(const std::string& text, const std::string& path) {
         if (cells.empty() && number == 1) continue; // The first line names the columns.
         if (cells.empty())
             refuse("{}: line {}: must be token counts separated by commas: {}", path, number, shown(line));
-        counts.push_back(std::move(cells));
+        layers.counts.push_back(std::move(cells));
+        layers.places.push_back(fmt::format("{}: line {}", path, number));
     }
-    return counts;
+    return layers;
 }
 
-Counts from_json(const std::string& text, const std::string& path) {
-    Json json;
-    try {
-        json = Json::parse(text);
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
+Layers from_json(const std::string& text, std::string place) {
+    Json json = parse_json<Json>(text, place);
+    if (json.is_object() && json.contains("counts")) {
+        json = Json(json["counts"]);
+        place += ": counts";
     }
-    if (json.is_object() && json.contains("counts")) json = Json(json["counts"]);
-    Counts counts;
-    if (!json.is_array()) refuse("{}: must be a list of lists of token counts, or hold one as \"counts\"", path);
+    Layers layers;
+    if (!json.is_array()) refuse("{}: must be a list of lists of token counts, or hold one as \"counts\"", place);
     for (const Json& row : json) {
-        counts.emplace_back();
-        if (!row.is_array()) refuse("{}: layer {}: must be a list of token counts", path, counts.size());
+        std::vector<double>& counts = layers.counts.emplace_back();
+        const std::string& at = layers.places.emplace_back(fmt::format("{}: layer {}", place, layers.counts.size()));
+        if (!row.is_array()) refuse("{}: must be a list of token counts", at);
         for (const Json& cell : row) {
-            if (!cell.is_number()) refuse("{}: layer {}: {} is no token count", path, counts.size(), cell.dump());
-            counts.back().push_back(cell.get<double>());
+            if (!cell.is_number()) refuse("{}: {} is no token count", at, shown_json(cell));
+            counts.push_back(cell.get<double>());
         }
     }
-    return counts;
+    return layers;
 }
 
 } // namespace
 
 std::vector<std::vector<double>> load_histogram(const std::string& path) {
     const std::string text = read_file(path);
-    Counts counts = path.ends_with(".json") ? from_json(text, path) : from_csv(text, path);
-    if (counts.empty()) refuse("{}: holds no token counts", path);
-    for (std::size_t layer = 0; layer < counts.size(); ++layer) {
+    Layers layers = path.ends_with(".json") ? from_json(text, path) : from_csv(text, path);
+    if (layers.counts.empty()) refuse("{}: holds no token counts", path);
+    const std::size_t experts = layers.counts[0].size();
+    for (std::size_t layer = 0; layer < layers.counts.size(); ++layer) {
+        const std::string& place = layers.places[layer];
         double sum = 0.0;
-        for (const double count : counts[layer]) {
-            if (!std::isfinite(count) || count < 0.0)
-                refuse("{}: layer {}: token count {} must be 0 or more", path, layer + 1, count);
+        for (const double count : layers.counts[layer]) {
+            if (!std::isfinite(count) || count < 0.0) refuse("{}: token count {} must be 0 or more", place, count);
             sum += count;
         }
-        if (counts[layer].size() != counts[0].size())
-            refuse("{}: layer {} has {} experts, but the first one has {}", path, layer + 1, counts[layer].size(),
-                   counts[0].size());
-        if (!(sum > 0.0)) refuse("{}: layer {}: all token counts are 0", path, layer + 1);
+        if (layers.counts[layer].size() != experts)
+            refuse("{}: has {} experts, but the first layer has {}", place, layers.counts[layer].size(), experts);
+        if (!(sum > 0.0)) refuse("{}: all token counts are 0", place);
     }
-    return counts;
+    return layers.counts;
 }
 
 } // namespace moe::routing

@@ -9,6 +9,8 @@ The rules:
   readme     every listed folder has a README.md
   lists      every listed folder that holds more than headers has a meson.build
   order      the meson.build of a floor enters the listed folders in the order of the list
+  parsers    text becomes JSON in planner/base/json.cpp alone (streams of events aside), and no source calls std::stoi and
+             its kin or atoi, whose exceptions and silence name no file
   document   the table of docs/architecture.md below "Include order of folders" is the list
 A floor without listed folders (kernels) is one folder to these rules.
 """
@@ -134,7 +136,21 @@ def check_document(root, order):
             return
 
 
-RULES = [check_includes, check_listed, check_readme, check_lists, check_order, check_document]
+PARSERS = re.compile(r"\bjson::(?:parse|accept)\(|\bJson::(?:parse|accept)\(|\bstd::sto(?:i|l|ll|ul|ull|f|d|ld)\(|\bato[ifl]l?\(")
+
+
+def check_parsers(root, order):
+    for source in sources_of(root, order):
+        if source == "planner/base/json.cpp" or source.startswith("tools/bench/"):
+            continue
+        text = (root / source).read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            found = PARSERS.search(line.split("//")[0])
+            if found:
+                yield f"{source}:{number}: {found.group(0)}...): read JSON by planner/base/json.hpp, numbers by std::from_chars"
+
+
+RULES = [check_includes, check_parsers, check_listed, check_readme, check_lists, check_order, check_document]
 
 
 def main(arguments):

@@ -79,6 +79,15 @@ class Includes(TreeTest):
         self.write("tools/main.cpp", '#include "planner/plan/moved.hpp"\n')
         self.fails("planner/plan/moved.hpp does not exist", "includes.py", self.root)
 
+    def test_another_parser(self):
+        for call in ("Json::parse(text)", "nlohmann::json::parse(text)", "std::stoi(word)", "atof(word)"):
+            self.write("planner/plan/plan.cpp", f"auto x = {call};\n")
+            self.fails("planner/plan/plan.cpp:1: ", "includes.py", self.root)
+        self.write("planner/plan/plan.cpp", "auto x = JsonObject::parse(text, place); // not Json::parse(text)\n")
+        self.write("planner/base/json.cpp", "auto x = Json::parse(text);\n")
+        self.write("planner/base/meson.build", "")
+        self.passes("includes.py", self.root)
+
     def test_folder_is_not_listed(self):
         self.write("planner/extra/new.cpp", "")
         self.fails("planner/extra:1: holds sources and is not in the list", "includes.py", self.root)

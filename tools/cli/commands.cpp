@@ -167,6 +167,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--init-from", o.init_from, "DIR", "Hugging Face folder: start from its weights (safetensors)");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
+    add(verb, "--metrics", o.metrics, "DIR",
+        "folder of the history: metrics.jsonl, a line per step, and events for TensorBoard; kept through --resume");
     add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
@@ -174,9 +176,20 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--log-interval", o.log_interval, "N", "a line of the log for every N-th step")->capture_default_str();
     verb->add_flag("--resume", o.resume,
                    "go on from the newest whole checkpoint, of this or any other plan for the same model");
+    add(verb, "--allow-change", o.allow_change, "FIELD",
+        "with --resume: a field that may differ from the checkpoint's, such as rope_theta, data, shuffle or seed; may "
+        "be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add(verb, "--shuffle", o.shuffle, "on|off", "on or off: order of the samples")->capture_default_str();
     add(verb, "--lr", o.lr, "X", "peak learning rate")->capture_default_str();
-    add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine", "constant or cosine")->capture_default_str();
+    add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine|linear|wsd|inverse-sqrt",
+        "constant, cosine, linear, wsd (falls at the end alone) or inverse-sqrt")
+        ->capture_default_str();
+    add(verb, "--min-lr", o.min_lr, "X", "lowest learning rate behind the warm-up (default: a tenth of --lr)")
+        ->check(CLI::NonNegativeNumber);
+    add(verb, "--lr-decay-steps", o.lr_decay_steps, "N",
+        "with wsd: last steps over which the rate falls (default: a tenth of --steps)");
     add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
     add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/stack/plan_words.hpp"
 #include "planner/stack/rules.hpp"
@@ -90,14 +91,6 @@ EngineEntry read_entry(const Json& json, const std::string& place) {
     return entry;
 }
 
-Json parsed(const std::string& path) {
-    try {
-        return Json::parse(read_file(path));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
-    }
-}
-
 void read_list(EngineTable& table, const Json& json, const std::string& path, const std::string& list) {
     if (!json.contains(list) || !json[list].is_array()) refuse("{}: must have a list \"{}\"", path, list);
     for (std::size_t i = 0; i < json[list].size(); ++i)
@@ -134,7 +127,7 @@ bool EngineEntry::in_force(const std::string& release) const {
 
 EngineTable load_engine_table(const std::string& name) {
     const std::string path = profiles_folder() + "/engines/" + name + ".json";
-    const Json json = parsed(path);
+    const Json json = load_json<Json>(path);
     if (!json.is_object()) refuse("{}: must be an object", path);
     EngineTable table;
     table.name = name;

@@ -2,6 +2,7 @@
 #include "tools/engines/engine_value.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
@@ -127,7 +128,11 @@ bool known_placeholder(const std::string& text) {
 }
 
 Json literal(const std::string& word) {
-    if (word.starts_with("[")) return Json::parse(word);
+    if (word.starts_with("[")) try {
+            return parse_json<Json>(word, "list");
+        } catch (const Error&) {
+            return word; // text that begins like a list
+        }
     const char *begin = word.data(), *end = begin + word.size();
     std::int64_t whole = 0;
     if (const auto [last, error] = std::from_chars(begin, end, whole); error == std::errc{} && last == end)
@@ -161,7 +166,7 @@ std::vector<std::string> engine_words(const EngineEntry& entry, const plan::Plan
     if (!value.starts_with("$")) return {value};
     if (comma != std::string::npos) return {word_of(entry, plan, value.substr(0, comma)) + value.substr(comma)};
     const std::string word = word_of(entry, plan, value);
-    return {word.starts_with("[") ? in_runs(Json::parse(word)) : word};
+    return {word.starts_with("[") ? in_runs(parse_json<Json>(word, entry.field)) : word};
 }
 
 } // namespace moe::tools

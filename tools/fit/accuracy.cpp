@@ -2,6 +2,7 @@
 #include "tools/fit/accuracy.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -110,7 +111,8 @@ namespace {
 
 std::map<std::string, nlohmann::json> by_run(const std::string& residuals) {
     std::map<std::string, nlohmann::json> stored;
-    for (const nlohmann::json& row : nlohmann::json::parse(residuals)) stored[row.at("run_id")] = row;
+    for (const nlohmann::json& row : parse_json<nlohmann::json>(residuals, "residuals.json"))
+        stored[row.at("run_id")] = row;
     return stored;
 }
 

@@ -2,6 +2,7 @@
 #include "tools/import/model_of_facts.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/profile.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
@@ -97,6 +98,7 @@ void add_experts(Json& config, const Facts& facts, const std::string& place) {
 
 void add_latent(Json& config, const Facts& facts, const std::string& place) {
     config["kv_lora_rank"] = needed(facts, "model.kv_lora", place);
+    config["q_lora_rank"] = nullptr;
     if (number(facts, "model.q_lora") > 0) config["q_lora_rank"] = number(facts, "model.q_lora");
     config["qk_nope_head_dim"] = needed(facts, "model.qk_nope_dim", place);
     config["qk_rope_head_dim"] = needed(facts, "model.rope_dim", place);
@@ -124,8 +126,9 @@ Json config_of(const Facts& facts, const std::string& place) {
     config["hidden_size"] = needed(facts, "model.hidden", place);
     config["num_hidden_layers"] = needed(facts, "model.layers", place);
     config["num_attention_heads"] = needed(facts, "model.heads", place);
-    if (number(facts, "model.kv_heads") > 0) config["num_key_value_heads"] = number(facts, "model.kv_heads");
-    if (number(facts, "model.head_dim") > 0) config["head_dim"] = number(facts, "model.head_dim");
+    const std::int64_t heads = config["num_attention_heads"].get<std::int64_t>();
+    config["num_key_value_heads"] = number(facts, "model.kv_heads", heads);
+    config["head_dim"] = number(facts, "model.head_dim", config["hidden_size"].get<std::int64_t>() / heads);
     config["vocab_size"] = needed(facts, "model.vocab", place);
     config["tie_word_embeddings"] = on(facts, "model.tied_embeddings");
     for (const char* name : {"rms_norm_eps", "layer_norm_eps", "norm_eps"})
@@ -169,7 +172,7 @@ bool names_expert_width(const std::string& architecture) {
 
 std::optional<model::Model> read(const Json& config, const std::string& place) {
     try {
-        return families::model_from_json(config.dump(), place);
+        return families::model_from_json(json_text(config), place);
     } catch (const Error&) {
         return std::nullopt; // The model is not of this architecture.
     }
@@ -198,8 +201,7 @@ model::Model built(const Facts& facts, const ReaderTable& reader, const std::str
 
 // A profile with another number of multi-token-prediction layers.
 std::optional<model::Model> with_mtp(const model::Model& profile, std::int64_t depth, const std::string& place) {
-    Json config = Json::parse(profile.config_json, nullptr, false);
-    if (!config.is_object()) return std::nullopt;
+    Json config = parse_json<Json>(profile.config_json, place);
     config["num_nextn_predict_layers"] = depth;
     std::optional<model::Model> model = read(config, place);
     if (model) model->name = fmt::format("{}-mtp{}", profile.name, depth);

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
 #include "planner/stack/plan_words.hpp"
@@ -97,7 +98,10 @@ void read_lists(ReaderTable& table, const Members& members) {
     }
     for (const Json& item : members.list("same")) {
         std::vector<std::string>& group = table.same.emplace_back();
-        for (const Json& value : item) group.push_back(value.get<std::string>());
+        for (const Json& value : item.is_array() ? item : Json::array({item})) {
+            if (!value.is_string()) refuse("{}: same: must be a list of lists of texts", members.place());
+            group.push_back(value.get<std::string>());
+        }
     }
 }
 
@@ -119,12 +123,7 @@ ReaderTable load_reader_table(const std::string& format) {
     if (std::find(known.begin(), known.end(), format) == known.end())
         refuse("--from {}: must be one of {}", shown(format), fmt::join(known, ", "));
     const std::string path = profiles_folder() + "/engines/readers/" + format + ".json";
-    Json json;
-    try {
-        json = Json::parse(read_file(path));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
-    }
+    const Json json = load_json<Json>(path);
     const Members members(json, path);
     ReaderTable table;
     table.format = format;

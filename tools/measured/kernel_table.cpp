@@ -5,6 +5,7 @@
 #include "planner/base/files.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/base/names.hpp"
+#include "planner/base/place.hpp"
 #include "planner/base/profile.hpp"
 
 #include <algorithm>
@@ -66,7 +67,8 @@ void read_table(const std::string& name_or_path, int depth, KernelTable& table) 
     }
     const JsonObject rules = json.object("rules");
     for (const std::string& label : rules.keys()) table.rules.push_back(read_rule(rules.object(label), label));
-    if (const std::string base = json.string_or("base", ""); !base.empty()) read_table(base, depth + 1, table);
+    if (const std::string base = json.string_or("base", ""); !base.empty())
+        at_place(file.path + ": base", [&] { read_table(base, depth + 1, table); });
 }
 
 } // namespace

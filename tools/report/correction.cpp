@@ -8,12 +8,18 @@
 
 namespace moe::tools {
 
-std::string correction_text(const published::Correction* correction) {
+std::string correction_line(const published::Correction* correction) {
     if (correction == nullptr) return "Not corrected by runs nearby";
-    std::string runs;
+    return fmt::format("Corrected by runs nearby (neighbours): step x {:.3f}", correction->factor());
+}
+
+std::string correction_text(const published::Correction* correction) {
+    std::string text = correction_line(correction);
+    if (correction == nullptr) return text;
     for (const published::Influence& run : correction->nearest)
-        runs += fmt::format("\n  {} {:+.1f}% x {:.2f}", run.run_id, 100.0 * std::expm1(run.log_error), run.weight);
-    return fmt::format("Corrected by runs nearby (neighbours): step x {:.3f}; most by{}", correction->factor(), runs);
+        text += fmt::format("\n  {}: error {:+.1f}%, weight {:.2f}", run.run_id, 100.0 * std::expm1(run.log_error),
+                            run.weight);
+    return text;
 }
 
 nlohmann::ordered_json correction_json(const published::Correction* correction) {

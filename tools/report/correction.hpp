@@ -9,8 +9,9 @@
 
 namespace moe::tools {
 
-// "Corrected by runs nearby (neighbours): step x 1.034; most by RUN +5.1% x 0.62, ..", or that nothing is; nullptr:
-// none.
+// "Corrected by runs nearby (neighbours): step x 1.034", or that nothing is; nullptr: none.
+std::string correction_line(const published::Correction* correction);
+// The line, and under it the runs that weigh most, each with the error of its own prediction.
 std::string correction_text(const published::Correction* correction);
 // {"factor", "deviation", "runs": [{"run_id", "error", "weight"}]}, or null.
 nlohmann::ordered_json correction_json(const published::Correction* correction);

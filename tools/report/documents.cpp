@@ -1,6 +1,7 @@
 // Builds the JSON documents of the verbs.
 #include "tools/report/documents.hpp"
 
+#include "planner/base/json.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/plan/plan.hpp"
 #include "tools/print/table.hpp"
@@ -139,7 +140,7 @@ std::string search_document(const search::SearchResult& result, int gpus, const 
     document["plans"] = Json::array();
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];
-        Json entry = {{"plan", Json::parse(plan::plan_to_json(plan))}};
+        Json entry = {{"plan", parse_json<Json>(plan::plan_to_json(plan), "plan")}};
         add_estimate(entry, estimate);
         add_note(entry, ranking.plans[i]);
         if (ranking.money) entry.update(outlook_json(*ranking.plans[i].outlook, ranking.money->terms));
@@ -215,6 +216,7 @@ std::string run_document(const RunRecord& run) {
         document["steps"].push_back({{"step", step.step},
                                      {"loss", step.loss},
                                      {"grad_norm", step.grad_norm},
+                                     {"lr", step.lr},
                                      {"seconds", step.seconds},
                                      {"tflops_per_gpu", step.tflops_per_gpu},
                                      {"tokens", step.tokens}});
@@ -314,7 +316,7 @@ std::string validation_document(const std::vector<published::Prediction>& predic
                         {"candidates", i.candidates},
                         {"seconds", i.seconds},
                         {"changes", changes},
-                        {"plan", Json::parse(plan::plan_to_json(i.best))}});
+                        {"plan", parse_json<Json>(plan::plan_to_json(i.best), "plan")}});
     }
     return stamped(schema::validate, document);
 }
@@ -338,7 +340,7 @@ std::string import_document(const Import& import, const std::string& out) {
                 findings.push_back({{"severity", to_string(severity)}, {"field", one.field}, {"message", one.message}});
     return stamped(schema::imported, Json{{"engine", import.format},
                                           {"release", import.release},
-                                          {"plan", Json::parse(plan::plan_to_json(import.plan))},
+                                          {"plan", parse_json<Json>(plan::plan_to_json(import.plan), "plan")},
                                           {"settings", import.settings},
                                           {"harmless", import.harmless},
                                           {"unknown", unknown},

@@ -38,6 +38,7 @@ struct StepRecord {
     std::int64_t step = 0; // from 1
     double loss = 0.0;     // nats per token
     double grad_norm = 0.0;
+    double lr = 0.0;
     double seconds = 0.0;
     double tflops_per_gpu = 0.0;
     std::int64_t tokens = 0;

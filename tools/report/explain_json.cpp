@@ -1,4 +1,5 @@
 // The JSON document of explain.
+#include "planner/base/json.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
 #include "tools/print/table.hpp"
@@ -94,21 +95,21 @@ std::string infeasibility_document(const search::Infeasibility& why, const std::
     for (const search::TightConfig& m : why.closest)
         document["closest"].push_back({{"memory_gib", gib(m.memory_bytes)},
                                        {"limit_gib", gib(m.plan.hardware->memory_bytes)},
-                                       {"plan", Json::parse(plan::plan_to_json(m.plan))}});
+                                       {"plan", parse_json<Json>(plan::plan_to_json(m.plan), "plan")}});
     document["remedies"] = Json::array();
     for (const search::Remedy& r : why.remedies)
         document["remedies"].push_back({{"change", r.what},
                                         {"from", r.from},
                                         {"to", r.to},
                                         {"memory_gib", gib(r.memory_bytes)},
-                                        {"plan", Json::parse(plan::plan_to_json(r.plan))}});
+                                        {"plan", parse_json<Json>(plan::plan_to_json(r.plan), "plan")}});
     return stamped(schema::explain, document);
 }
 
 std::string explanation_document(const Explanation& e, const Versus* versus) {
     Json document = {{"feasible", true}};
     document.update(figures(e.simulation.estimate));
-    document["plan"] = Json::parse(plan::plan_to_json(e.plan));
+    document["plan"] = parse_json<Json>(plan::plan_to_json(e.plan), "plan");
     document["neighbours"] = correction_json(e.correction ? &*e.correction : nullptr);
     document["walls"] = walls_json(e);
     document["base"] = figures(e.base);

@@ -24,21 +24,24 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
       steps_(steps),
       run_(run),
       flops_per_token_(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)),
-      gpus_(plan.gpus) {}
+      gpus_(plan.gpus),
+      routers_(*plan.model) {}
 
 void StepLog::add(const train::StepResult& step) {
     const double rate = static_cast<double>(step.tokens) / step.seconds;
     const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
-    run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens, step.overflow, {}});
+    run_.steps.push_back(
+        {step.step, step.loss, step.grad_norm, step.lr, step.seconds, tflops, step.tokens, step.overflow, {}});
     double worst = 1.0;
     for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
         run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
     }
+    for (const std::string& line : routers_.add(step)) console_.warn("{}", line);
     std::string routers;
     if (!step.routers.empty()) {
         if (console_.verbose()) routers = fmt::format(" | aux loss {:.3g}", step.aux_loss());
-        routers += fmt::format(" | hottest expert {:.2f} x mean", worst);
+        routers += fmt::format(" | hottest {:.2f}x", worst);
     }
     if (step.overflow > 0.0)
         console_.note("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
@@ -47,8 +50,8 @@ void StepLog::add(const train::StepResult& step) {
     if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
     run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
     const bool shown = run_.steps.size() == 1 || step.step == steps_.steps || step.step % steps_.interval == 0;
-    const std::string head = fmt::format("step {}/{} | loss {:.4f} | grad norm {:.3f}{}", step.step, steps_.steps,
-                                         step.loss, step.grad_norm, routers);
+    const std::string head = fmt::format("step {}/{} | loss {:.4f} | norm {:.3f} | lr {:.1e}{}", step.step,
+                                         steps_.steps, step.loss, step.grad_norm, step.lr, routers);
     if (shown && !console_.verbose()) console_.note("{} | {}", head, seconds_text(step.seconds));
     if (shown && console_.verbose())
         console_.note("{} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} (predicted/measured {:.2f})", head,

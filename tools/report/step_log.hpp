@@ -3,6 +3,7 @@
 
 #include "engine/train/trainer.hpp"
 #include "tools/print/console.hpp"
+#include "tools/report/collapse.hpp"
 #include "tools/report/documents.hpp"
 
 #include <cstdint>
@@ -27,6 +28,7 @@ private:
     RunRecord& run_;
     double flops_per_token_;
     int gpus_;
+    CollapseWatch routers_;
     std::vector<double> seconds_;
 };
 

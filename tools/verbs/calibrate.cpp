@@ -6,6 +6,7 @@
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/machine/gpu_properties.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/op.hpp"
@@ -14,6 +15,8 @@
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/verbs/verbs.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <ctime>
 #include <filesystem>
@@ -208,7 +211,9 @@ void calibrate_verb(const CalibrateOptions& options) {
     if (!options.runs.empty()) return feed_back(options);
     // Another process counts the GPUs, because this one must not have begun to use a GPU when its trainings are
     // (engine/base/run_in_subprocess.hpp).
-    const int gpus = std::stoi(engine::run_in_subprocess([&] { return std::to_string(gpus_of(options)); }));
+    const int gpus = parse_json<nlohmann::json>(
+                         engine::run_in_subprocess([&] { return std::to_string(gpus_of(options)); }), "number of GPUs")
+                         .get<int>();
     Console console(options);
     bench::MicrobenchOptions how;
     how.backend = options.backend;

@@ -1,12 +1,15 @@
 // The verb execute: trains with exactly the given plan and keeps what compare needs.
 #include "engine/backends/backends.hpp"
+#include "engine/base/crc32c.hpp"
 #include "engine/data/data.hpp"
 #include "engine/train/huggingface.hpp"
+#include "engine/train/resume.hpp"
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/model/model.hpp"
 #include "simulator/replay/simulate.hpp"
+#include "tools/history/metrics.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
@@ -44,9 +47,11 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     train::TrainOptions result;
     result.steps = options.steps;
     result.lr = options.lr;
-    if (options.lr_schedule != "constant" && options.lr_schedule != "cosine")
-        refuse("--lr-schedule {}: must be constant or cosine", options.lr_schedule);
-    result.schedule = options.lr_schedule == "cosine" ? train::LearningRate::cosine : train::LearningRate::constant;
+    result.schedule = train::learning_rate_named(options.lr_schedule);
+    if (options.min_lr >= 0.0) result.final_fraction = options.lr > 0.0 ? options.min_lr / options.lr : 0.0;
+    result.decay_steps = options.lr_decay_steps;
+    if (result.decay_steps > 0 && result.schedule != train::LearningRate::wsd)
+        refuse("--lr-decay-steps {}: --lr-schedule {} has none, wsd has", options.lr_decay_steps, options.lr_schedule);
     result.warmup = options.warmup;
     const std::size_t comma = options.betas.find(',');
     if (comma == std::string::npos) refuse("--betas {}: must be two numbers, for example 0.9,0.95", options.betas);
@@ -65,6 +70,7 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
     if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
         refuse("{}: needs --checkpoint DIR", options.resume ? "--resume" : "--save-interval");
+    if (!options.allow_change.empty() && !options.resume) refuse("--allow-change: needs --resume");
     return result;
 }
 
@@ -153,20 +159,30 @@ void catch_signals() {
     ::sigaction(SIGINT, &action, nullptr);
 }
 
-// Initial weights, or those of the newest checkpoint.
-void set_weights(const ExecuteOptions& options, train::Trainer& trainer, Console& console) {
-    if (options.resume) {
-        std::vector<std::string> skipped;
-        const std::unique_ptr<weights::StoredCheckpoint> found =
-            weights::newest_checkpoint(options.checkpoint, skipped);
-        for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
-        if (found) {
-            trainer.restore(*found);
-            console.note("Resumed from {}: step {}", found->path(), found->state().step);
-            return;
-        }
+// Goes on from the newest checkpoint; false where there is none yet.
+bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
+    std::vector<std::string> skipped;
+    const std::unique_ptr<weights::StoredCheckpoint> found = weights::newest_checkpoint(options.checkpoint, skipped);
+    for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
+    if (!found) {
+        if (options.checkpoint != options.run_dir) weights::refuse_foreign_folder(options.checkpoint);
         console.note("{} holds no checkpoint: starting from step 0", options.checkpoint);
+        return false;
     }
+    const weights::RunState& state = found->state();
+    const train::ResumedRun now{trainer.plan().model->config_json, static_cast<std::uint64_t>(options.seed),
+                                data.position(0)};
+    for (const std::string& line : train::check_resume(found->path(), state, now, options.allow_change))
+        console.warn("{}", line);
+    trainer.restore(*found);
+    if (!state.data.datasets.empty()) data.start(state.samples, state.data, train::same_order(state, now));
+    console.note("Resumed from {}: step {}", found->path(), state.step);
+    return true;
+}
+
+// Initial weights, or those of the newest checkpoint.
+void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
+    if (options.resume && resume(options, trainer, data, console)) return;
     if (options.init_from.empty()) return;
     if (const std::string left = train::describe(train::load_weights(trainer, options.init_from)); !left.empty())
         console.warn("{}: {}", options.init_from, left);
@@ -190,11 +206,17 @@ void check_checkpoints(const ExecuteOptions& options) {
 
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
-    const std::string said =
-        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
-                    o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.warmup, o.betas, o.eps,
-                    o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty());
-    return std::uint64_t{weights::crc32c(plan::plan_to_json(plan))} << 32 | weights::crc32c(said);
+    const std::string said = fmt::format(
+        "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
+        o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup,
+        o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "));
+    return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
+}
+
+// The step that `run` holds last, as of now.
+StepContext context_of(const RunRecord& run) {
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    return {now.count(), run.steps.back().tflops_per_gpu, run.peak_memory_gib};
 }
 
 // A run that hangs cannot be made to unwind: the process says why and ends.
@@ -226,7 +248,13 @@ public:
             check_memory(options_.plan, transport_ == nullptr ? plan_.gpus : 1, simulation_);
         if (!options_.checkpoint.empty()) catch_signals();
         train::Trainer trainer(plan_, train_with_);
-        set_weights(options_, trainer, console_);
+        std::optional<weights::FolderLock> lock;
+        if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
+        if (lock) lock->remove_partial_checkpoints();
+        set_weights(options_, trainer, data_, console_);
+        require_one_start(trainer);
+        if (first_ && !options_.metrics.empty())
+            metrics_.emplace(options_.metrics, trainer.steps_done(), options_.resume);
         const RunFolder folder(first_ ? options_.run_dir : "");
         try {
             open_record(trainer, folder);
@@ -240,6 +268,16 @@ public:
     }
 
 private:
+    // Processes on several hosts may find other checkpoints whole.
+    void require_one_start(train::Trainer& trainer) {
+        if (transport_ == nullptr) return;
+        std::int64_t first = trainer.steps_done();
+        transport_->broadcast(0, {reinterpret_cast<char*>(&first), sizeof first});
+        if (first != trainer.steps_done())
+            fail("rank {} would go on from step {}, rank 0 from step {}: is {} the same folder for both?",
+                 transport_->rank(), trainer.steps_done(), first, options_.checkpoint);
+    }
+
     void open_record(const train::Trainer& trainer, const RunFolder& folder) {
         if (folder) {
             write_file(folder.file("plan.json"), plan::plan_to_json(plan_));
@@ -272,16 +310,17 @@ private:
         std::optional<train::CheckpointWriter> writer;
         std::optional<train::Saving> saving;
         if (!options_.checkpoint.empty()) {
-            if (first_) weights::remove_partial_checkpoints(options_.checkpoint);
-            trainer.any(false); // nobody writes before that
-            writer.emplace(options_.checkpoint,
-                           transport_ != nullptr ? transport_->run() : fmt::format("-{}", ::getpid()));
+            const bool alone = transport_ == nullptr;
+            writer.emplace(options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
+                           alone ? 0 : transport_->rank(),
+                           [this](std::int64_t sample) { return data_.position(sample); });
             saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
         train::train(
             trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
             [&](const train::StepResult& step) {
                 log.add(step);
+                if (metrics_) metrics_->add(step, context_of(run_));
                 const device::PowerLog::Time now = std::chrono::steady_clock::now();
                 if (draws.due(now)) draws.add(now, trainer.power_sample());
             },
@@ -337,6 +376,7 @@ private:
     data::SampleData data_;
     replay::Simulation simulation_;
     RunRecord run_;
+    std::optional<Metrics> metrics_;
 };
 
 } // namespace

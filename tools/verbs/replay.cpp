@@ -47,7 +47,7 @@ void replay_verb(const ReplayOptions& options) {
             explain_plan(plan, stack, std::move(simulation), corrector, static_cast<int>(options.spare_experts));
         write_file(options.report, html_report(explanation));
         simulation = std::move(explanation.simulation);
-        skew = std::move(explanation.skew);
+        skew = explanation.skew;
     } else {
         skew =
             corrector.apply(plan, pricing::skew_of(plan, stack, simulation, static_cast<int>(options.spare_experts)));
@@ -65,7 +65,8 @@ void replay_verb(const ReplayOptions& options) {
                 e.fits ? "" : " (does not fit)");
     if (e.host_bytes > 0.0) console.say("{:.2f} GiB of the host's memory for what a GPU offloads", gib(e.host_bytes));
     console.say("{}", interval_text(interval));
-    if (correction != nullptr) console.say("{}", correction_text(correction));
+    if (correction != nullptr)
+        console.say("{}", options.quiet ? correction_line(correction) : correction_text(correction));
     if (options.quiet) return;
     print_breakdown(console, e);
     if (routing::skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));

@@ -62,13 +62,17 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t steps = 100;
     std::string backend = "cpu";
     std::string run_dir, trace;     // empty = not written
+    std::string metrics;            // folder of the history, empty = none
     std::string init_from;          // Hugging Face folder of initial weights, empty = random ones
     std::string checkpoint;         // folder, empty = none
     std::int64_t save_interval = 0; // steps, 0 = only at the end
     bool resume = false;
+    std::vector<std::string> allow_change; // fields in which a resumed run may differ from its checkpoint's
     std::string shuffle = "on";
     double lr = 1e-3;
     std::string lr_schedule = "constant";
+    double min_lr = -1.0;            // below 0: a tenth of lr
+    std::int64_t lr_decay_steps = 0; // of wsd, 0 = a tenth of the steps
     std::int64_t warmup = 0; // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;

@@ -2,7 +2,7 @@
 #include "engine/data/text/bpe.hpp"
 
 #include "planner/base/error.hpp"
-#include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
 
 #include <nlohmann/json.hpp>
@@ -52,8 +52,7 @@ std::string with_white_space(const std::string& pattern) {
 class TokenizerFile {
 public:
     TokenizerFile(const std::string& path, BytePairEncoder& encoder) : path_(path), encoder_(encoder) {
-        const Json json = Json::parse(read_file(path), nullptr, false);
-        if (json.is_discarded()) refuse("{}: not valid JSON", path);
+        const Json json = load_json<Json>(path, long_json);
         if (!json.is_object() || !json.contains("model") || !json["model"].is_object())
             refuse("{}: field \"model\" is missing: this is no tokenizer.json", path);
         read_model(json["model"]);

@@ -51,8 +51,8 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
                          dense(at + "v_proj.bias", v, 1, 0, 0.0)},
                         false, false);
         if (a_.qk_norm) {
-            Norm::declare(set, key_ + ".q_norm", at + "q_norm.weight", a_.qk_dim);
-            Norm::declare(set, key_ + ".k_norm", at + "k_norm.weight", a_.qk_dim);
+            Norm::declare(set, key_ + ".q_norm", at + "q_norm.weight", a_.q_norm());
+            Norm::declare(set, key_ + ".k_norm", at + "k_norm.weight", a_.k_norm());
         }
         if (a_.sinks) set.declare(key_ + ".sinks", {dense(at + "sinks", heads, 1, 0, 0.0)}, false, false);
         break;
@@ -201,8 +201,8 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     const program::TensorId rotated = b.activation("qkv_rope", tokens, width);
     std::vector<program::TensorId> in{qkv, b.program().io.positions}, out{rotated};
     if (a_.qk_norm) {
-        q_head_norm_ = b.weight(key_ + ".q_norm", a_.qk_dim, 1);
-        k_head_norm_ = b.weight(key_ + ".k_norm", a_.qk_dim, 1);
+        q_head_norm_ = b.weight(key_ + ".q_norm", a_.q_norm(), 1);
+        k_head_norm_ = b.weight(key_ + ".k_norm", a_.k_norm(), 1);
         head_rstd_ = b.tensor("qk_rstd", program::Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
         in.insert(in.end(), {q_head_norm_.value, k_head_norm_.value});
         out.push_back(head_rstd_);

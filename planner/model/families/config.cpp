@@ -87,8 +87,10 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
     if (attention.kind == model::AttentionKind::gqa && attention.heads % attention.kv_heads != 0)
         json.refuse_value("num_key_value_heads", fmt::format("must divide num_attention_heads = {}", attention.heads));
     if (attention.rope_dim % 2 != 0 || attention.rope_dim > attention.qk_dim)
-        refuse("{}: {} rotary columns per head: must be an even number of at most {}", json.place(), attention.rope_dim,
-               attention.qk_dim);
+        refuse("{}: {} rotary columns per head (head_dim or qk_rope_head_dim, partial_rotary_factor): must be an even "
+               "number of at "
+               "most {}",
+               json.place(), attention.rope_dim, attention.qk_dim);
     if (attention.kind == model::AttentionKind::gated_delta && attention.value_heads % attention.key_heads != 0)
         json.refuse_value("linear_num_value_heads",
                           fmt::format("must be a multiple of linear_num_key_heads = {}", attention.key_heads));
@@ -162,13 +164,13 @@ void read_common(const JsonObject& json, model::Model& model, double eps, double
         model.vocab_divisor = json.object("megatron").integer_or("make_vocab_size_divisible_by", 128, 1, max_vocab);
 }
 
-model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary) {
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary, bool rounds_down) {
     model::Attention attention;
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = integer_or(json, "num_key_value_heads", attention.heads, 1, max_heads);
     if (json.has("head_dim")) {
         attention.qk_dim = integer(json, "head_dim", max_dim);
-    } else if (model.hidden % attention.heads != 0) {
+    } else if (!rounds_down && model.hidden % attention.heads != 0) {
         json.refuse_value("num_attention_heads",
                           fmt::format("must divide hidden_size = {} when head_dim is not given", model.hidden));
     } else {
@@ -254,7 +256,9 @@ void check_natures(const JsonObject& json, const model::Model& model) {
     if (!json.is_array("layer_types")) return;
     std::vector<std::string> known{"full_attention", "sliding_attention"};
     if (any(model::AttentionKind::gated_delta)) known.emplace_back("linear_attention");
-    if (model.architecture == "GraniteMoeHybridForCausalLM") known = {"mamba", "attention"};
+    if (model.architecture == "GraniteMoeHybridForCausalLM")
+        known = {"mamba", "linear_attention", "attention", "full_attention"};
+    if (picks) known = {"deepseek_sparse_attention", "indexed_attention"};
     if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
     for (const std::string& type : json.strings("layer_types"))
         if (std::find(known.begin(), known.end(), type) == known.end())

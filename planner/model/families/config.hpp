@@ -23,7 +23,9 @@ std::int64_t ffn(const JsonObject& json, const std::string& key); // a required 
 // hidden, vocab, padding, embeddings, norm epsilon, RoPE base and scaling.
 void read_common(const JsonObject& json, model::Model& model, double eps, double theta);
 // Query and key/value heads with their width; rotary columns = width * partial_rotary_factor (`rotary` when absent).
-model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary = 1.0);
+// Without head_dim the heads divide the hidden width, or `rounds_down` to whole columns.
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary = 1.0,
+                          bool rounds_down = false);
 model::Attention read_mla(const JsonObject& json);
 model::Activation read_activation(const JsonObject& json, const std::string& fallback);
 

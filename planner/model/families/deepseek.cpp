@@ -53,6 +53,13 @@ model::Moe read_deepseek_experts(const JsonObject& json, const Defaults& default
     return moe;
 }
 
+// Whether there are experts at all. A file says of a dense model that their number is null; one that is silent has lost
+// it, since the classes have a number of their own.
+bool has_experts(const JsonObject& json) {
+    return !json.states("n_routed_experts") ? json.integer("n_routed_experts", 1, max_experts) > 0
+                                            : json.has("n_routed_experts");
+}
+
 // Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
 // letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
 // configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
@@ -110,7 +117,7 @@ void read_deepseek(const JsonObject& json, model::Model& model, bool third_gener
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64);
     model::Moe moe;
-    const bool sparse = json.has("n_routed_experts");
+    const bool sparse = has_experts(json);
     if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
     if (sparse && !third_generation) moe = read_deepseek_experts(json, {"softmax", "greedy", 2, 1.0, 1, 1, false});
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, third_generation ? 3 : 0);
@@ -123,7 +130,7 @@ void read_deepseek_v1(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     model::Attention attention = read_gqa(json, model);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    const bool sparse = json.has("n_routed_experts");
+    const bool sparse = has_experts(json);
     const model::Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : model::Moe{};
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
     model.not_executable = "DeepSeekMoE: weights go by names that export does not know yet";
@@ -133,7 +140,7 @@ void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepse
 
 void read_glm4_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
-    model::Attention attention = read_gqa(json, model, 0.5);
+    model::Attention attention = read_gqa(json, model, 0.5, true);
     attention.qkv_bias = json.boolean_or("attention_bias", false);
     attention.qk_norm = json.boolean_or("use_qk_norm", false);
     const model::Moe moe = read_deepseek_experts(json, {});
@@ -188,10 +195,23 @@ namespace {
 struct V4Fields {
     const JsonObject& json;
     int integer(const std::string& name, const std::string& megatron, std::int64_t high) const {
-        if (json.has(name) || !json.is_object("megatron")) return families::integer(json, name, high);
+        if (json.has(name)) return families::integer(json, name, high);
+        if (!json.is_object("megatron"))
+            refuse("{}: field \"{}\" is missing, and so is an object \"megatron\" that may name it", json.place(),
+                   name);
         return families::integer(json.object("megatron"), megatron, high);
     }
-    std::vector<std::int64_t> ratios() const {
+    // Of every layer, MTP's behind the decoder's. Transformers 5 names kinds, whose rates stand in an object, and is
+    // silent about MTP, whose layers see their window alone in the published files.
+    std::vector<std::int64_t> ratios(int depths) const {
+        if (json.is_array("layer_types") && json.is_object("compress_rates")) {
+            const JsonObject rates = json.object("compress_rates");
+            std::vector<std::int64_t> list;
+            for (const std::string& type : json.strings("layer_types"))
+                list.push_back(type == "sliding_attention" ? 0 : rates.integer(type, 0, 128));
+            list.insert(list.end(), static_cast<std::size_t>(depths), 0);
+            return list;
+        }
         if (json.has("compress_ratios") || !json.is_object("megatron")) return json.integers("compress_ratios", 0, 128);
         return json.object("megatron").integers("csa_compress_ratios", 0, 128);
     }
@@ -218,6 +238,14 @@ model::Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
     return attention;
 }
 
+// The first layers choose experts by a table of token ids, and have no bias that selects (DeepSeek-V4, section 2.1).
+std::vector<bool> layers_by_hash(const JsonObject& json, int layers) {
+    if (json.is_array("mlp_layer_types")) return layers_that_are(json, "mlp_layer_types", "hash_moe", "moe", layers);
+    std::vector<bool> hashed = after(integer_or(json, "num_hash_layers", 3, 0, max_layers), layers);
+    hashed.flip();
+    return hashed;
+}
+
 } // namespace
 
 void read_deepseek_v4(const JsonObject& json, model::Model& model) {
@@ -227,18 +255,25 @@ void read_deepseek_v4(const JsonObject& json, model::Model& model) {
     model.residual_streams = fields.integer("hc_mult", "num_residual_streams", 64);
     const int layers = layer_count(json);
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
-    const std::vector<std::int64_t> ratios = fields.ratios();
-    if (ratios.size() < static_cast<std::size_t>(layers + depths))
-        refuse("{}: compress_ratios has {} entries: must have one for each of the {} layers and {} MTP layers",
+    const std::vector<std::int64_t> ratios = fields.ratios(depths);
+    if (ratios.size() < static_cast<std::size_t>(layers) + static_cast<std::size_t>(depths))
+        refuse("{}: compress_ratios (megatron: csa_compress_ratios) has {} entries: must have one for each of the {} "
+               "layers and {} MTP layers",
                json.place(), ratios.size(), layers, depths);
     model::LayerKind kind;
     kind.activation = read_activation(json, "silu");
     kind.moe = read_deepseek_experts(json, {"sqrtsoftplus", "noaux_tc", 1, 1.5});
+    if (json.integer_or("n_shared_experts", 1, 0, 1024) != 1)
+        json.refuse_value("n_shared_experts", "only 1 is known of DeepSeek-V4");
+    const bool biased = kind.moe->router.expert_bias;
+    const std::vector<bool> hashed = layers_by_hash(json, layers);
     for (int layer = 0; layer < layers + depths; ++layer) {
         const std::int64_t ratio = ratios[static_cast<std::size_t>(layer)];
         if (ratio != 0 && ratio != 4 && ratio != 128)
-            refuse("{}: compress_ratios[{}] = {}: must be 0, 4 or 128", json.place(), layer, ratio);
+            refuse("{}: compress_ratios[{}] = {} (megatron: csa_compress_ratios): must be 0, 4 or 128", json.place(),
+                   layer, ratio);
         kind.attention = read_compressed(json, ratio);
+        kind.moe->router.expert_bias = biased && (layer >= layers || !hashed[static_cast<std::size_t>(layer)]);
         if (layer < layers)
             add_layer(model, kind);
         else

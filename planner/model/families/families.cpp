@@ -3,10 +3,12 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/model/families/lacking.hpp"
+#include "planner/model/families/load_model.hpp"
 
 #include <algorithm>
 #include <array>
-#include <cctype>
+#include <set>
 #include <utility>
 
 namespace moe::families {
@@ -17,107 +19,111 @@ struct Family {
     const char* model_type; // "" = has none
     const char* architecture;
     void (*read)(const JsonObject&, model::Model&);
+    // Sizes that a file of it must state: the class has a number of its own for them, which follows from no other size
+    // (configuration classes of transformers 5.24, and of the published code for those that it does not know).
+    std::array<const char*, 2> stated{};
 };
 
+constexpr std::array<const char*, 2> kv{"num_key_value_heads"}, head{"head_dim"}, kv_head{kv[0], head[0]},
+    latent{"q_lora_rank"};
+
 constexpr std::array families{
-    Family{"AfmoeForCausalLM", "afmoe", "AfmoeForCausalLM", read_afmoe},
+    Family{"AfmoeForCausalLM", "afmoe", "AfmoeForCausalLM", read_afmoe, head},
     Family{"BailingMoeForCausalLM", "bailing_moe", "BailingMoeForCausalLM", read_bailing},
     Family{"BailingMoeV2ForCausalLM", "bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
     Family{"DbrxForCausalLM", "dbrx", "DbrxForCausalLM", read_dbrx},
     Family{"DeepseekForCausalLM", "deepseek", "DeepseekForCausalLM", read_deepseek_v1},
-    Family{"DeepseekV2ForCausalLM", "deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek_v2},
-    Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3},
-    Family{"DeepseekV3ForCausalLM", "kimi_k2", "DeepseekV3ForCausalLM", read_deepseek_v3},
-    Family{"DeepseekV32ForCausalLM", "deepseek_v32", "DeepseekV3ForCausalLM", read_deepseek_v3},
+    Family{"DeepseekV2ForCausalLM", "deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek_v2, latent},
+    Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
+    Family{"DeepseekV3ForCausalLM", "kimi_k2", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
+    Family{"DeepseekV32ForCausalLM", "deepseek_v32", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
     Family{"DeepseekV4", "", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"DeepseekV4ForCausalLM", "deepseek_v4", "DeepseekV4ForCausalLM", read_deepseek_v4},
-    Family{"Dots1ForCausalLM", "dots1", "Dots1ForCausalLM", read_dots1},
-    Family{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
-    Family{"ExaoneMoEForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe},
-    Family{"ExaoneMoeForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe},
+    Family{"Dots1ForCausalLM", "dots1", "Dots1ForCausalLM", read_dots1, kv},
+    Family{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie, kv},
+    Family{"ExaoneMoEForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe, kv},
+    Family{"ExaoneMoeForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe, kv},
     Family{"GPT-3", "", "GPT-3", read_gpt3},
-    Family{"Gemma4ForCausalLM", "gemma4_text", "Gemma4ForCausalLM", read_gemma4},
-    Family{"Gemma4ForConditionalGeneration", "gemma4", "Gemma4ForCausalLM", read_gemma4},
-    Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
-    Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
-    Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe},
-    Family{"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GlmMoeDsaForCausalLM", read_glm_moe_dsa},
-    Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss},
+    Family{"Gemma4ForCausalLM", "gemma4_text", "Gemma4ForCausalLM", read_gemma4, kv_head},
+    Family{"Gemma4ForConditionalGeneration", "gemma4", "Gemma4ForCausalLM", read_gemma4, kv_head},
+    Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv},
+    Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite, latent},
+    Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv},
+    Family{"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GlmMoeDsaForCausalLM", read_glm_moe_dsa, latent},
+    Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss, kv_head},
     Family{"GraniteMoeForCausalLM", "granitemoe", "GraniteMoeForCausalLM", read_granite_moe},
     Family{"GraniteMoeHybridForCausalLM", "granitemoehybrid", "GraniteMoeHybridForCausalLM", read_granite_hybrid},
     Family{"GraniteMoeSharedForCausalLM", "granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite_moe},
     Family{"Grok-1", "", "Grok-1", read_grok},
     Family{"Grok1ModelForCausalLM", "grok-1", "Grok-1", read_grok},
-    Family{"HYV3ForCausalLM", "hy_v3", "HYV3ForCausalLM", read_hy_v3},
+    Family{"HYV3ForCausalLM", "hy_v3", "HYV3ForCausalLM", read_hy_v3, kv_head},
     Family{"HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan_moe},
-    Family{"LagunaForCausalLM", "laguna", "LagunaForCausalLM", read_laguna},
+    Family{"LagunaForCausalLM", "laguna", "LagunaForCausalLM", read_laguna, kv_head},
     Family{"Llama3-70B upcycled MoE", "", "MixtralForCausalLM", read_mixtral},
-    Family{"Llama4ForCausalLM", "llama4_text", "Llama4ForCausalLM", read_llama4},
-    Family{"Llama4ForConditionalGeneration", "llama4", "Llama4ForCausalLM", read_llama4},
+    Family{"Llama4ForCausalLM", "llama4_text", "Llama4ForCausalLM", read_llama4, kv_head},
+    Family{"Llama4ForConditionalGeneration", "llama4", "Llama4ForCausalLM", read_llama4, kv_head},
     Family{"LlamaForCausalLM", "llama", "LlamaForCausalLM", read_llama},
     Family{"Megatron GPT", "", "Megatron GPT", read_megatron_gpt},
     Family{"MiMoV2FlashForCausalLM", "mimo_v2_flash", "MiMoV2ForCausalLM", read_mimo_v2},
     Family{"MiMoV2ForCausalLM", "mimo_v2", "MiMoV2ForCausalLM", read_mimo_v2},
-    Family{"MiniMaxM2ForCausalLM", "minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2},
-    Family{"Mistral4ForCausalLM", "mistral4", "Mistral4ForCausalLM", read_mistral4},
-    Family{"MistralForCausalLM", "mistral", "MistralForCausalLM", read_mistral},
-    Family{"MixtralForCausalLM", "mixtral", "MixtralForCausalLM", read_mixtral},
+    Family{"MiniMaxM2ForCausalLM", "minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2, kv_head},
+    Family{"Mistral4ForCausalLM", "mistral4", "Mistral4ForCausalLM", read_mistral4, latent},
+    Family{"MistralForCausalLM", "mistral", "MistralForCausalLM", read_mistral, kv},
+    Family{"MixtralForCausalLM", "mixtral", "MixtralForCausalLM", read_mixtral, kv},
     Family{"NemotronForCausalLM", "nemotron", "NemotronForCausalLM", read_nemotron},
-    Family{"NemotronHForCausalLM", "nemotron_h", "NemotronHForCausalLM", read_nemotron_h},
+    Family{"NemotronHForCausalLM", "nemotron_h", "NemotronHForCausalLM", read_nemotron_h, kv_head},
     Family{"OlmoeForCausalLM", "olmoe", "OlmoeForCausalLM", read_olmoe},
-    Family{"PhiMoEForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe},
-    Family{"PhimoeForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe},
-    Family{"Qwen2ForCausalLM", "qwen2", "Qwen2ForCausalLM", read_qwen2},
-    Family{"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM", read_qwen2_moe},
-    Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3},
-    Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
-    Family{"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "Qwen3NextForCausalLM", read_qwen3_next},
-    Family{"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3NextForCausalLM", read_qwen3_next},
-    Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
-    Family{"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
-    Family{"SolarOpenForCausalLM", "solar_open", "SolarOpenForCausalLM", read_solar_open},
+    Family{"PhiMoEForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe, kv},
+    Family{"PhimoeForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe, kv},
+    Family{"Qwen2ForCausalLM", "qwen2", "Qwen2ForCausalLM", read_qwen2, kv},
+    Family{"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM", read_qwen2_moe, kv},
+    Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3, kv_head},
+    Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, kv},
+    Family{"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "Qwen3NextForCausalLM", read_qwen3_next, kv_head},
+    Family{"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3NextForCausalLM", read_qwen3_next, kv_head},
+    Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next, kv_head},
+    Family{"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, kv},
+    Family{"SolarOpenForCausalLM", "solar_open", "SolarOpenForCausalLM", read_solar_open, kv_head},
     Family{"Step3p5ForCausalLM", "step3p5", "Step3p5ForCausalLM", read_step3p5},
 };
 
-// Families whose layers are of two natures, of which this program knows one; as written, in small letters and without
-// marks.
-constexpr std::array<std::pair<const char*, const char*>, 13> hybrids{{{"bailinghybrid", "linear attention"},
-                                                                       {"bailingmoelinear", "linear attention"},
-                                                                       {"bailingmoev25", "linear attention"},
-                                                                       {"bamba", "Mamba"},
-                                                                       {"falconh1", "Mamba"},
-                                                                       {"jamba", "Mamba"},
-                                                                       {"kimik3", "linear attention"},
-                                                                       {"kimilinear", "linear attention"},
-                                                                       {"lfm2", "convolution"},
-                                                                       {"minimaxforcausallm", "linear attention"},
-                                                                       {"minimaxm1", "linear attention"},
-                                                                       {"minimaxtext01", "linear attention"},
-                                                                       {"zamba", "Mamba"}}};
-
-void refuse_hybrid(const JsonObject& json, const std::string& written) {
-    std::string plain;
-    for (const char c : written)
-        if (std::isalnum(static_cast<unsigned char>(c)) != 0)
-            plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    for (const auto& [begin, layers] : hybrids)
-        if (plain.starts_with(begin))
-            refuse("{}: architectures = \"{}\": hybrid {} layers are not supported", json.place(), shown(written),
-                   layers);
-    if (json.has("hybrid_override_pattern") && !plain.starts_with("nemotronh"))
-        refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
+// Refuses families whose layers this program lacks. A pattern of Mamba layers under another name tells as much.
+void refuse_lacking(const JsonObject& json, const std::string& written) {
+    const bool pattern =
+        json.has("hybrid_override_pattern") && !written.starts_with("NemotronH") && written != "nemotron_h";
+    const std::string part = pattern ? "hybrid Mamba layers" : lacking_part(written);
+    if (!part.empty())
+        refuse("{}: {} = \"{}\": {} are not supported", json.place(),
+               json.has("architectures") ? "architectures" : "model_type", shown(written), part);
 }
 
 // The field in which vision-language files keep the language model, beside a field for each other module; empty: at the
 // top.
 std::string text_field(const JsonObject& json) {
-    for (const char* name : {"text_config", "llm_config"})
+    for (const char* name : {"text_config", "llm_config", "language_config"})
         if (json.is_object(name)) return name;
     return {};
 }
 
-// The part that tells one architecture from another: "Llama" of "LlamaForCausalLM".
-std::string stem(const std::string& name) { return name.substr(0, name.find("For")); }
+// The language model's fields. What stands beside them, at the top, counts where they are silent, as in files whose
+// class passes it down; of tied embeddings the top speaks alone, whose class owns both (transformers' tie_weights()).
+JsonObject text_of(const JsonObject& json, const std::string& at_text) {
+    if (at_text.empty()) return json;
+    JsonObject text = json.object(at_text);
+    for (const std::string& key : json.keys()) {
+        const bool names = key == "architectures" || key == "model_type" || key == "name" || json.is_object(key);
+        if (key == "tie_word_embeddings" || (!names && !text.states(key))) text = text.with_field(key, json);
+    }
+    return text;
+}
+
+// A family's name behind a prefix that a trainer has left: FSDP2 saves its own class, "FSDPQwen3MoeForCausalLM"; others
+// are known by the model_type beside them.
+bool is_wrapped(const JsonObject& json, const std::string& written, const Family& family) {
+    const std::string name = family.written, type = family.model_type;
+    if (written.size() <= name.size() || !written.ends_with(name)) return false;
+    return written == "FSDP" + name || (!type.empty() && json.string_or("model_type", "") == type);
+}
 
 const Family& family_of(const JsonObject& json) {
     std::string written = json.string_or("model_type", "");
@@ -128,36 +134,44 @@ const Family& family_of(const JsonObject& json) {
         if (list.empty()) json.refuse_value("architectures", "must name the architecture");
         written = list[0].substr(0, list[0].find(" ("));
     }
-    refuse_hybrid(json, written);
-    std::vector<std::string> known, stems;
+    std::vector<std::string> known;
     for (const Family& family : families) {
         const std::string name = by_type ? family.model_type : family.written;
-        if (written == name) return family;
-        if (name.empty() || std::find(known.begin(), known.end(), name) != known.end()) continue;
-        known.push_back(name);
-        stems.push_back(stem(name));
+        if (written == name || (!by_type && is_wrapped(json, written, family))) return family;
+        if (!name.empty()) known.push_back(name);
     }
+    refuse_lacking(json, written);
     // A vision-language model of another name around a language model that is known.
     const std::string at_text = text_field(json);
     const std::string inner = at_text.empty() ? "" : json.object(at_text).string_or("model_type", "");
     for (const Family& family : families)
         if (!inner.empty() && (inner == family.model_type || inner == std::string(family.model_type) + "_text"))
             return family;
-    const std::string near = nearest_name(stem(written), stems);
-    const auto at = std::find(stems.begin(), stems.end(), near) - stems.begin();
-    refuse("{}: {} = \"{}\": unknown architecture{}; known are {}", json.place(),
-           by_type ? "model_type" : "architectures", shown(written),
-           near.empty() ? "" : fmt::format(": did you mean {}?", known[static_cast<std::size_t>(at)]),
-           fmt::join(known, ", "));
+    // Another family's name may be near by chance: only what looks like a slip of the pen is a hint.
+    constexpr int slip = 2; // letters
+    const std::string near = nearest_name(written, known);
+    const bool meant = !near.empty() && edit_distance(near, written) <= slip;
+    refuse("{}: {} = \"{}\": unknown architecture{}", json.place(), by_type ? "model_type" : "architectures",
+           shown(written),
+           meant ? ": did you mean " + near + "?" : "; docs/reference/profiles.md lists those that are read");
 }
 
 } // namespace
+
+std::vector<std::string> architecture_names() {
+    std::set<std::string> names;
+    for (const Family& family : families) names.insert(family.written);
+    return {names.begin(), names.end()};
+}
 
 void read_family(const JsonObject& json, model::Model& model) {
     const Family& family = family_of(json);
     model.architecture = family.architecture;
     const std::string at_text = text_field(json);
-    const JsonObject text = at_text.empty() ? json : json.object(at_text);
+    const JsonObject text = text_of(json, at_text);
+    for (const char* size : family.stated)
+        if (size != nullptr && !text.states(size))
+            refuse("{}: field \"{}\" is missing: no other size gives it", text.place(), size);
     for (const std::string& key : json.keys())
         if (!at_text.empty() && json.is_object(key) && key.ends_with("_config") && key != at_text &&
             key != "quantization_config")

@@ -2,6 +2,7 @@
 // both sides; experts beside an MLP.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
 
 namespace moe::families {
 namespace {
@@ -16,7 +17,7 @@ int rotary(const JsonObject& json, const std::string& type, int dim, double fall
 
 // Refuses what a layer of the smaller models does that this structure has no place for.
 void refuse_others(const JsonObject& json) {
-    if (json.integer_or("hidden_size_per_layer_input", 0, 0, max_hidden) > 0)
+    if (json.integer_or("hidden_size_per_layer_input", 256, 0, max_hidden) > 0)
         json.refuse_value("hidden_size_per_layer_input", "embeddings by layer are not supported");
     if (json.integer_or("num_kv_shared_layers", 0, 0, max_layers) > 0)
         json.refuse_value("num_kv_shared_layers", "keys and values of other layers are not supported");
@@ -40,7 +41,15 @@ void read_gemma4(const JsonObject& json, model::Model& model) {
     model::Attention full = window;
     window.rope_dim = rotary(json, "sliding_attention", window.qk_dim, 1.0);
     window.window = json.integer("sliding_window", 1, max_window);
-    full.qk_dim = full.v_dim = integer(json, "global_head_dim", max_dim);
+    std::vector<bool> sees_all = sliding;
+    sees_all.flip();
+    if (json.is_object("per_layer_config")) { // Transformers 5.24 names what differs layer by layer.
+        full.qk_dim = size_of_layers(json, "head_dim", sees_all, full.qk_dim, max_dim);
+        full.kv_heads = size_of_layers(json, "num_key_value_heads", sees_all, full.kv_heads, max_heads);
+    } else {
+        full.qk_dim = integer(json, "global_head_dim", max_dim);
+    }
+    full.v_dim = full.qk_dim;
     full.rope_dim = rotary(json, "full_attention", full.qk_dim, 0.25);
     full.k_eq_v = json.boolean_or("attention_k_eq_v", false);
     if (full.k_eq_v && full.qkv_bias)

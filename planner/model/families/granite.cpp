@@ -40,7 +40,12 @@ void read_granite_hybrid(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     const int layers = layer_count(json);
     const std::vector<bool> all(static_cast<std::size_t>(layers), true);
-    const std::vector<bool> is_mamba = layers_of_type(json, "mamba", layers, all);
+    std::vector<bool> is_mamba = layers_of_type(json, "mamba", layers, all);
+    if (json.is_array("layer_types")) { // Transformers 5 says linear_attention.
+        const std::vector<bool> is_linear = layers_of_type(json, "linear_attention", layers, all);
+        for (std::size_t layer = 0; layer < is_mamba.size(); ++layer)
+            is_mamba[layer] = is_mamba[layer] || is_linear[layer];
+    }
     const bool rotates = json.string_or("position_embedding_type", "nope") == "rope";
     model::LayerKind kind;
     kind.activation = read_activation(json, "silu");

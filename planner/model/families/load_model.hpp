@@ -4,6 +4,7 @@
 #include "planner/model/model.hpp"
 
 #include <string>
+#include <vector>
 
 namespace moe::families {
 
@@ -12,5 +13,8 @@ namespace moe::families {
 model::Model model_from_json(const std::string& text, const std::string& place);
 // `name_or_path`: a path to a config.json (or a folder holding one), or a name in profiles/models.
 model::Model load_model(const std::string& name_or_path);
+
+// Names that "architectures" may have, sorted.
+std::vector<std::string> architecture_names();
 
 } // namespace moe::families

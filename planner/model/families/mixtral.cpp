@@ -9,7 +9,9 @@ namespace {
 // Experts as wide as intermediate_size, whose number stands under either of two names.
 model::Moe read_routed_experts(const JsonObject& json) {
     model::Moe moe;
-    moe.experts = integer(json, json.has("num_local_experts") ? "num_local_experts" : "num_experts", max_experts);
+    moe.experts =
+        integer(json, json.has("num_experts") && !json.has("num_local_experts") ? "num_experts" : "num_local_experts",
+                max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "intermediate_size");
     return moe;
@@ -55,7 +57,7 @@ void read_grok(const JsonObject& json, model::Model& model) {
 void read_olmoe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     model::LayerKind kind = read_layer(json, model, "silu");
-    kind.attention.qk_norm = true;
+    kind.attention.qk_norm = kind.attention.whole_qk_norm = true;
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.moe->router.normalize = json.boolean_or("norm_topk_prob", false);
     add_alike(model, kind, layer_count(json));
@@ -90,7 +92,7 @@ void read_minimax_m2(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 5e6);
     model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.rope_dim = integer_or(json, "rotary_dim", kind.attention.rope_dim, 0, max_dim);
-    kind.attention.qk_norm = json.boolean_or("use_qk_norm", true);
+    kind.attention.qk_norm = kind.attention.whole_qk_norm = json.boolean_or("use_qk_norm", true);
     model::Router& router = kind.moe->router;
     router.scoring = model::Scoring::sigmoid;
     router.expert_bias = json.boolean_or("use_routing_bias", true);

@@ -1,5 +1,6 @@
 // Nemotron-H and Nemotron 3, hybrids whose layers are one part each: a Mamba-2 mixer, attention, experts or an MLP.
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "planner/model/families/families.hpp"
 
 #include <map>
@@ -65,6 +66,23 @@ std::map<char, model::LayerKind> read_parts(const JsonObject& json, const model:
     return parts;
 }
 
+// The pattern as the letters of hybrid_override_pattern, or as the words that transformers writes, old and new.
+std::string read_pattern(const JsonObject& json, const std::string& letters, const std::string& words) {
+    if (!json.is_array(words) || json.has(letters)) return json.string(letters);
+    static const std::map<std::string, char> known{{"mamba", 'M'},     {"linear_attention", 'M'},
+                                                   {"attention", '*'}, {"full_attention", '*'},
+                                                   {"moe", 'E'},       {"mlp", '-'}};
+    std::string pattern;
+    for (const std::string& word : json.strings(words)) {
+        const auto letter = known.find(word);
+        if (letter == known.end())
+            refuse("{}: {}: \"{}\" is not known: must be mamba, attention, moe or mlp", json.place(), words,
+                   shown(word));
+        pattern += letter->second;
+    }
+    return pattern;
+}
+
 void check_pattern(const JsonObject& json, const std::string& key, const std::string& pattern) {
     const std::size_t wrong = pattern.find_first_not_of("M*E-");
     if (pattern.empty() || wrong != std::string::npos)
@@ -77,12 +95,18 @@ void check_pattern(const JsonObject& json, const std::string& key, const std::st
 void read_nemotron_h(const JsonObject& json, model::Model& model) {
     read_common(json, model, json.number_or("layer_norm_epsilon", 1e-5, 0.0, 1.0), 10000.0);
     model.hybrid = true;
-    const std::string key = "hybrid_override_pattern", pattern = json.string(key);
+    const bool in_words = !json.has("hybrid_override_pattern") && json.is_array("layers_block_type");
+    const std::string key = in_words ? "layers_block_type" : "hybrid_override_pattern";
+    const std::string pattern = read_pattern(json, "hybrid_override_pattern", "layers_block_type");
     check_pattern(json, key, pattern);
-    if (static_cast<int>(pattern.size()) != layer_count(json))
+    // With words the list alone says how many layers there are.
+    if ((!in_words || json.has("num_hidden_layers")) && static_cast<int>(pattern.size()) != layer_count(json))
         json.refuse_value(key, fmt::format("must have num_hidden_layers = {} letters", layer_count(json)));
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
-    const std::string mtp = depths > 0 ? json.string_or("mtp_hybrid_override_pattern", "*E") : "";
+    const bool stated = json.has("mtp_hybrid_override_pattern") || json.has("mtp_layers_block_type");
+    const std::string stated_mtp =
+        stated ? read_pattern(json, "mtp_hybrid_override_pattern", "mtp_layers_block_type") : "*E";
+    const std::string mtp = depths > 0 ? stated_mtp : "";
     if (depths > 0 && mtp != "*E")
         json.refuse_value("mtp_hybrid_override_pattern", "must be *E, an attention layer and experts");
     const std::map<char, model::LayerKind> parts = read_parts(json, model, pattern + mtp);

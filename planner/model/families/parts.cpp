@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 
 #include <algorithm>
+#include <charconv>
 
 namespace moe::families {
 
@@ -34,9 +35,38 @@ std::vector<bool> sparse_of_types(const JsonObject& json, int layers) {
     return layers_that_are(json, "mlp_layer_types", "sparse", "dense", layers);
 }
 
+std::vector<bool> flags(const JsonObject& json, const std::string& key, int layers) {
+    const std::vector<std::int64_t> list = json.integers(key, 0, 1);
+    check_length(json, key, list.size(), layers);
+    return {list.begin(), list.end()};
+}
+
+int size_of_layers(const JsonObject& json, const std::string& key, const std::vector<bool>& marked, int fallback,
+                   std::int64_t high) {
+    if (!json.is_object("per_layer_config")) return fallback;
+    const JsonObject all = json.object("per_layer_config");
+    std::vector<int> sizes(marked.size(), fallback);
+    for (const std::string& name : all.keys()) {
+        std::size_t layer = marked.size();
+        const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), layer);
+        if (fault != std::errc() || end != name.data() + name.size() || layer >= marked.size())
+            all.refuse_value(name, fmt::format("must be the index of one of the {} layers", marked.size()));
+        if (all.object(name).has(key)) sizes[layer] = integer(all.object(name), key, high);
+    }
+    int size = fallback;
+    for (std::size_t layer = 0; layer < sizes.size(); ++layer)
+        if (marked[layer]) size = sizes[layer];
+    for (std::size_t layer = 0; layer < sizes.size(); ++layer)
+        if (sizes[layer] != (marked[layer] ? size : fallback))
+            refuse("{}: per_layer_config: {} = {} of layer {}: only one size for all layers of a kind is known",
+                   json.place(), key, sizes[layer], layer);
+    return size;
+}
+
 std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
     if (json.is_array("mlp_layer_types")) return sparse_of_types(json, layer_count(json));
     const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
+    if (json.is_array("moe_layer_freq")) return flags(json, "moe_layer_freq", layer_count(json));
     const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
     std::vector<bool> sparse;
     for (int layer = 0; layer < layer_count(json); ++layer) sparse.push_back(layer >= first && layer % step == 0);

@@ -17,8 +17,14 @@ std::vector<bool> layers_that_are(const JsonObject& json, const std::string& key
                                   const std::string& other, int layers);
 // "dense" or "sparse" for each layer in mlp_layer_types, as transformers 5 writes it.
 std::vector<bool> sparse_of_types(const JsonObject& json, int layers);
-// Layers with experts in DeepSeek's words: as mlp_layer_types says, else those behind first_k_dense_replace whose index
-// moe_layer_freq divides.
+// A list of zeros and ones, one for each layer.
+std::vector<bool> flags(const JsonObject& json, const std::string& key, int layers);
+// A size that per_layer_config gives to each of the layers marked, the same to all and to no other; `fallback` where it
+// gives none. Source: HeterogeneousConfigMixin of transformers 5.24, whose keys are indices of layers, padded by zeros.
+int size_of_layers(const JsonObject& json, const std::string& key, const std::vector<bool>& marked, int fallback,
+                   std::int64_t high);
+// Layers with experts in DeepSeek's words: as mlp_layer_types or a list moe_layer_freq says, else those behind
+// first_k_dense_replace whose index moe_layer_freq divides.
 std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense);
 // Refuses any other value of a field that may be missing.
 void must_be(const JsonObject& json, const std::string& key, const std::string& only);

@@ -15,13 +15,6 @@ struct Pattern {
     std::vector<bool> sliding, sparse;
 };
 
-// A list of zeros and ones, one for each layer.
-std::vector<bool> flags(const JsonObject& json, const std::string& key, int layers) {
-    const std::vector<std::int64_t> list = json.integers(key, 0, 1);
-    check_length(json, key, list.size(), layers);
-    return {list.begin(), list.end()};
-}
-
 // Every layer but each `step`-th.
 std::vector<bool> all_but_every(int step, int layers) {
     std::vector<bool> list;
@@ -128,7 +121,8 @@ std::vector<bool> read_step_sparse(const JsonObject& json, int layers) {
 model::Attention read_step_attention(const JsonObject& sizes, const JsonObject& json) {
     model::Attention attention;
     attention.heads = integer(sizes, "num_attention_heads", max_heads);
-    attention.kv_heads = integer(sizes, "num_attention_groups", max_heads);
+    attention.kv_heads =
+        integer(sizes, sizes.has("num_attention_groups") ? "num_attention_groups" : "num_key_value_heads", max_heads);
     attention.qk_dim = attention.v_dim = attention.rope_dim =
         integer(sizes.has("head_dim") ? sizes : json, "head_dim", max_dim);
     attention.qk_norm = json.boolean_or("use_qk_norm", true);

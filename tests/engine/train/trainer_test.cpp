@@ -184,6 +184,30 @@ TEST_CASE("learning rates follow their schedule") {
     CHECK(train::learning_rate(o, 55) == nearly(0.55));
     CHECK(train::learning_rate(o, 100) == nearly(0.1));
     CHECK(train::learning_rate(o, 500) == nearly(0.1));
+    o.schedule = train::LearningRate::linear;
+    CHECK(train::learning_rate(o, 10) == nearly(1.0));
+    CHECK(train::learning_rate(o, 55) == nearly(0.55));
+    CHECK(train::learning_rate(o, 100) == nearly(0.1));
+    o.schedule = train::LearningRate::wsd;
+    o.decay_steps = 21;
+    CHECK(train::learning_rate(o, 10) == 1.0);
+    CHECK(train::learning_rate(o, 80) == 1.0);
+    CHECK(train::learning_rate(o, 90) == nearly(0.55));
+    CHECK(train::learning_rate(o, 100) == nearly(0.1));
+    o.decay_steps = 1000; // longer than what follows the warm-up
+    CHECK(train::learning_rate(o, 55) == nearly(0.55));
+    o.schedule = train::LearningRate::inverse_sqrt;
+    CHECK(train::learning_rate(o, 9) == nearly(1.0));
+    CHECK(train::learning_rate(o, 39) == nearly(0.5));
+    CHECK(train::learning_rate(o, 100000) == nearly(0.1));
+    // What all of them share: the warm-up, and no step back up behind it.
+    for (const char* name : train::learning_rate_names) {
+        CAPTURE(name);
+        o.schedule = train::learning_rate_named(name);
+        CHECK(train::learning_rate(o, 4) == nearly(0.5));
+        for (std::int64_t step = 10; step < 200; ++step)
+            CHECK(train::learning_rate(o, step) <= train::learning_rate(o, step - 1) * (1.0 + 1e-12));
+    }
 }
 
 TEST_CASE("options outside their range are refused by name") {

@@ -2,6 +2,7 @@
 #include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "tests/planner/base/fault_of.hpp"
+#include "tests/support/changed.hpp"
 
 #include <doctest/doctest.h>
 
@@ -14,9 +15,10 @@ std::string fault(const std::string& text) {
 }
 
 std::string gpu(const std::string& more) {
-    return R"({"name": "g", "sm_count": 100, "peak_flops": {"bf16": 1e15}, "memory_bytes": 8e10, "memory_bandwidth": 3e12,
-        "nvlink_domain": 8, "nvlink": {"bandwidth": 4.5e11, "latency": 2e-6})" +
-           (more.empty() ? "" : ", " + more) + "}";
+    return changed(
+        R"({"name": "g", "sm_count": 100, "peak_flops": {"bf16": 1e15}, "memory_bytes": 8e10, "memory_bandwidth": 3e12,
+        "nvlink_domain": 8, "nvlink": {"bandwidth": 4.5e11, "latency": 2e-6}})",
+        more);
 }
 
 std::string communicators(const std::string& collective) {
@@ -97,7 +99,7 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     CHECK(peak(cpu, moe::machine::Precision::fp8_tensor) == 0.0);
     moe::machine::Hardware other = cpu;
     other.cores = 8192;
-    other.memory_bytes = 12345.0;
+    other.memory_bytes = 12345e6;
     other.measured["gemm"] = {{1e6, 1e-4}, {1e9, 0.05}};
     other.measured["grouped_gemm.forward"] = {{2e6, 1e-4, {100.0, 100.0, 100.0, 1.0}}};
     other.sm_count = 100;
@@ -105,7 +107,7 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     other.measured_by = "2026-01-01, test";
     const moe::machine::Hardware again = moe::machine::hardware_from_json(moe::machine::to_json(other), "again");
     CHECK(again.cores == 8192);
-    CHECK(again.memory_bytes == 12345.0);
+    CHECK(again.memory_bytes == 12345e6);
     REQUIRE(again.measured.at("gemm").size() == 2);
     CHECK(again.measured.at("gemm")[1].work == 1e9);
     CHECK(again.measured.at("gemm")[1].seconds == 0.05);
@@ -162,9 +164,10 @@ TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu(R"("peak_flops": {"bf17": 1})")).find("did you mean bf16?") != std::string::npos);
     CHECK(fault(gpu(R"("nvlink_domain_used": 9)")).find("must not exceed nvlink_domain = 8") != std::string::npos);
     CHECK(fault(gpu(R"("nvlink": {"bandwidth": 0, "latency": 0})")).find("bandwidth = 0") != std::string::npos);
-    CHECK(fault(gpu(R"("nvlink": null)")).find("\"nvlink\" is missing") != std::string::npos);
-    CHECK(fault(gpu(R"("gpus_per_node": 16)")).find("\"pcie\" is missing, but gpus_per_node = 16") !=
+    CHECK(fault(gpu(R"("nvlink": null)")).find("nvlink = null: must be given, since nvlink_domain = 8") !=
           std::string::npos);
+    CHECK(fault(gpu(R"("gpus_per_node": 16)"))
+              .find("field \"pcie\" is missing: must be given, since gpus_per_node = 16") != std::string::npos);
     CHECK(fault(gpu(R"("gpus_per_node": 16, "pcie": {"bandwidth": 2e10, "latency": 5e-6})")).empty());
     CHECK(fault(gpu(R"("compute_capability": 0)")).find("compute_capability = 0") != std::string::npos);
     CHECK(fault(gpu(R"("context_bytes": 9e10)")).find("must be below memory_bytes") != std::string::npos);
@@ -178,6 +181,27 @@ TEST_CASE("bad hardware is refused by field") {
           "2: unknown hardware 'gb200': did you mean gb200-nvl36?");
     CHECK(fault_of([] { moe::machine::precision_from_string("fp8"); }).find("did you mean fp8-tensor?") !=
           std::string::npos);
+}
+
+TEST_CASE("hardware: figures in another unit are refused with the range and what a machine has") {
+    const auto refused = [](const std::string& more, const std::string& field, const std::string& range) {
+        const std::string line = fault(gpu(more));
+        CAPTURE(line);
+        CHECK(line.starts_with("2: h.json: "));
+        CHECK(line.find(field) != std::string::npos);
+        CHECK(line.find(range) != std::string::npos);
+    };
+    refused(R"("peak_flops": {"bf16": 0.5})", "bf16 = 0.5", "must be in FLOP/s, from 1e+11 to 1e+18: an H100 has");
+    refused(R"("peak_flops": {"bf16": 989})", "peak_flops: bf16 = 989", "must be in FLOP/s");
+    refused(R"("memory_bytes": 80)", "memory_bytes = 80", "must be in bytes, from 1e+09");
+    refused(R"("memory_bandwidth": 3350)", "memory_bandwidth = 3350", "must be in bytes/s");
+    refused(R"("nvlink": {"bandwidth": 450, "latency": 2e-6})", "nvlink: bandwidth = 450", "must be in bytes/s");
+    refused(R"("nvlink": {"bandwidth": 4.5e11, "latency": 2})", "latency = 2", "must be in seconds, from 0 to 0.1");
+    refused(R"("measured": {"gemm.bf16": [[1e12, 1e-3], [1e12, 1e9]]})", "measured: gemm.bf16: row 2 = [1e+12, 1e+09",
+            "in seconds from 1e-09 to 10000");
+    refused(R"("measured": {"gemm.bf16": [[1e300, 1e-3]]})", "row 1 = [1e+300", "up to 1e+24");
+    for (const std::string& name : moe::profile_names("hardware")) // all that ship are plausible
+        CHECK_NOTHROW(moe::machine::load_hardware(name));
 }
 
 TEST_CASE("what a profile leaves out of its node and its tensor cores follows from the rest") {

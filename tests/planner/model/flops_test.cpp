@@ -114,8 +114,8 @@ TEST_CASE("only top-k and shared experts count as FLOPs, all of them as paramete
     const auto config = [](int experts, int top_k) {
         return moe::families::model_from_json(
             fmt::format(R"({{"architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
-                "num_attention_heads": 4, "vocab_size": 256, "num_experts": {}, "num_experts_per_tok": {},
-                "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}})",
+                "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "num_experts": {},
+                "num_experts_per_tok": {}, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}})",
                         experts, top_k),
             "small.json");
     };

@@ -3,6 +3,7 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 #include "tests/planner/base/fault_of.hpp"
+#include "tests/support/changed.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
@@ -195,10 +196,7 @@ constexpr Published published[] = {
 
 model::Model read(const std::string& config) { return families::model_from_json(config, "config.json"); }
 
-std::string with(std::string config, const std::string& more) {
-    config.back() = ',';
-    return config + more + "}";
-}
+std::string with(const std::string& config, const std::string& more) { return changed(config, more); }
 
 } // namespace
 
@@ -344,7 +342,7 @@ TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the e
     const std::string small = R"({"architectures": ["Gemma4ForCausalLM"], "global_head_dim": 512, "head_dim": 256,
         "hidden_size": 1536, "intermediate_size": 6144, "layer_types": ["sliding_attention", "full_attention"],
         "num_attention_heads": 8, "num_hidden_layers": 2, "num_key_value_heads": 1, "sliding_window": 512, "vocab_size":
-        262144})";
+        262144, "hidden_size_per_layer_input": 0})";
     CHECK_FALSE(read(small).kind_of(1).moe.has_value());
     CHECK_FALSE(read(small).kind_of(1).attention.k_eq_v);
     for (const char* field : {R"("hidden_size_per_layer_input": 256)", R"("num_kv_shared_layers": 20)"})
@@ -386,6 +384,6 @@ TEST_CASE("mixed layers: what contradicts itself, or is not known, is refused by
     refused(granite_small(), R"("mamba_n_heads": 100)", "mamba_n_heads = 100: must divide mamba_expand * hidden_size");
     refused(granite_small(), R"("mamba_d_head": 32)", "mamba_d_head = 32: times mamba_n_heads");
     refused(granite_small(), R"("mamba_proj_bias": true)", "only projections without a bias");
-    const std::string other = list(40, 5, 10, "\"attention\"", "\"linear_attention\"");
-    refused(granite_small(), "\"layer_types\": " + other, "\"linear_attention\" is not known of GraniteMoeHybrid");
+    const std::string other = list(40, 5, 10, "\"attention\"", "\"convolution\"");
+    refused(granite_small(), "\"layer_types\": " + other, "\"convolution\" is not known of GraniteMoeHybrid");
 }

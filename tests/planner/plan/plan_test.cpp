@@ -79,6 +79,8 @@ TEST_CASE("the published plan is sound, and every broken axis is counted under i
           "heads % tp");
     CHECK(counter([](moe::plan::Plan& p) { p.gpus = 12, p.dp = 3, p.ep = 1, p.etp = 3; }) == "expert ffn % etp");
     CHECK(counter([](moe::plan::Plan& p) { p.mbs = 3; }) == "gbs % (dp*mbs)");
+    CHECK(counter([](moe::plan::Plan& p) { p.gbs = 64 * 4096 * 2; }) == "micro-batches");         // of one rank
+    CHECK(counter([](moe::plan::Plan& p) { p.gbs = 64 * 4096, p.vpp = 15; }) == "micro-batches"); // of all stages
     CHECK(counter([](moe::plan::Plan& p) { p.cp = 2, p.dp = 32, p.seq = 4094; }) == "seq % (2*cp)");
     CHECK(counter([](moe::plan::Plan& p) { p.tp = 2, p.dp = 32, p.seq = 4095; }) == "tokens % tp");
     CHECK(counter([](moe::plan::Plan& p) { p.gbs = 64 * 6; }) == "micro-batches % pp");

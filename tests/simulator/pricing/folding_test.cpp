@@ -77,7 +77,7 @@ TEST_CASE("folding paper: MFU of every row, predicted beside published") {
     const double mean = sum / static_cast<double>(list.size());
     MESSAGE(text << fmt::format("\nmean error {:.1f} %, {} of {} within 10 %", 100.0 * mean, within, list.size()));
     CHECK(mean <= 0.1);
-    CHECK(within >= static_cast<int>(0.7 * static_cast<double>(list.size())));
+    CHECK(within >= static_cast<int>(0.75 * static_cast<double>(list.size())));
     for (const Row* row : list) {
         CAPTURE(row->run.run_id);
         // FSDP alone is the baseline that gathers 141 billion parameters for every micro-batch: its rate hangs on one
@@ -108,7 +108,7 @@ TEST_CASE("folding paper: every ordering of methods within a model is right") {
 }
 
 TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its shape") {
-    // Each method's rate over the rate of its smallest job, within 0.15 of the published ratio.
+    // Each method's rate over the rate of its smallest job, within 0.12 of the published ratio.
     std::map<std::tuple<std::string, std::string, bool>, std::vector<const Row*>> series;
     for (const Row* row : folding_rows())
         if (row->prediction.plan.seq > 4096 || row->prediction.plan.gbs == 1024)
@@ -122,7 +122,7 @@ TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its sha
             CAPTURE(row->run.run_id);
             const double published = row->prediction.published / first.published,
                          predicted = row->prediction.predicted / first.predicted;
-            CHECK(std::abs(predicted - published) <= 0.15);
+            CHECK(std::abs(predicted - published) <= 0.12);
             if (row != members.front()) ++points;
         }
     }

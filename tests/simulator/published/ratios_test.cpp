@@ -80,7 +80,7 @@ TEST_CASE("pairs of runs are those of one workload that differ in a choice") {
     CHECK(read[1].log_error == nearly(errors[1].log_error).epsilon(1e-3));
     CHECK(fault_of([] {
               published::ratio_errors_from_json(R"([{"kind": "MoE", "fields": 1}])", "r.json");
-          }).find("2: r.json: pair 1") == 0);
+          }).find("2: r.json: row 1") == 0);
 }
 
 TEST_CASE("margins and certainties are quantiles of the pairs that differ as much") {
@@ -126,7 +126,11 @@ TEST_CASE("nearest published runs: a run's own plan is nearest to it, and kinds 
     CHECK(near[0].differs_in.empty());
     CHECK(near[0].measured == nearly(*run->tflops_std));
     CHECK(near[0].predicted == nearly(near[0].measured).epsilon(0.25));
-    CHECK_FALSE(near[2].differs_in.empty());
+    // The same plan of two earlier releases is told once.
+    for (std::size_t i = 1; i < near.size(); ++i) {
+        CHECK_FALSE(near[i].differs_in.empty());
+        CHECK(near[i].differs_in != std::vector<std::string>{"stack"});
+    }
     const auto dense = published::nearest_published(sample("Llama3-8B"), 5);
     CHECK(dense.size() == 5);
     for (const published::NearRun& one : dense) CHECK(planner.plan(*named(one.run_id)).kind == "dense");

@@ -127,10 +127,10 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
         write_file(csv, text);
         CHECK_THROWS_WITH_AS(routing::load_histogram(csv), doctest::Contains(words), Error);
     };
-    refused("1,2\n3\n", "layer 2 has 1 experts, but the first one has 2");
+    refused("1,2\n3\n", "line 2: has 1 experts, but the first layer has 2");
     refused("1,2\n3,x\n", "line 2");
     refused("a,b\n", "no token counts");
-    refused("0,0\n", "all token counts are 0");
+    refused("0,0\n", "line 1: all token counts are 0");
     refused("1,-2\n", "must be 0 or more");
     write_file(json, "{\"counts\": [[1, \"a\"]]}");
     CHECK_THROWS_WITH_AS(routing::load_histogram(json), doctest::Contains("no token count"), Error);

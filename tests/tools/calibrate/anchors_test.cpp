@@ -109,7 +109,7 @@ TEST_CASE("anchors: files that are no such stack are refused by file and field")
     refused(R"({"base": "bridge-26.08", "source": "s", "coefficients": {"nothing": 1}, "runs": []})",
             "has no \"nothing\"");
     refused(R"({"base": "bridge-26.08", "source": "s", "coefficients": {}, "runs": [{"run_id": "r"}]})",
-            "run 1: field \"model\" is missing");
+            "row 1: field \"model\" is missing");
     folder.write("s.json", R"({"base": "bridge-26.08", )" + rest + "}");
     CHECK_THROWS_WITH_AS(stack::load_stack("bridge-26.04," + folder.file("s.json"), h100),
                          doctest::Contains("based on bridge-26.08"), Error);

@@ -164,6 +164,23 @@ TEST_CASE("gpu-check: a bar that is missed, a test that fails and a time that is
     CHECK(late.out.find("not run, the time was over") != std::string::npos);
 }
 
+TEST_CASE("gpu-check: a plan that does not fit the card is skipped by name") {
+    const Folder folder;
+    set_up(folder, "", "10.1");
+    const std::string searches = folder.read("build/tools/moe-plan");
+    const std::string small =
+        "case \"$*\" in *offload=attn_norm*) echo 'no plan for 1 GPUs fits' >&2; exit 3 ;; esac\n";
+    folder.write("build/tools/moe-plan", "#!/bin/sh\n" + small + searches);
+    REQUIRE(folder.run("chmod +x build/tools/moe-plan").status == 0);
+    const Outcome outcome = check(folder);
+    CHECK(outcome.status == 0);
+    const Json document = Json::parse(folder.read("out.json"));
+    REQUIRE(document["skipped"].size() == 1);
+    CHECK(document["skipped"][0].get<std::string>().find(": no plan for 1 GPUs fits") != std::string::npos);
+    CHECK(outcome.out.find("skipped: search --model") != std::string::npos);
+    CHECK(document["plans"].size() == 12);
+}
+
 TEST_CASE("gpu-check: what the scripts beside PyTorch say becomes rows, with the bars of the shapes that have one") {
     const Folder folder;
     folder.write(

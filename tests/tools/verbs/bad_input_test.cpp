@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
 
 using moe::test::check_line;
@@ -130,6 +131,28 @@ TEST_CASE("model configs: truncated, not JSON, unknown") {
     CHECK(!folder.holds("plan.json"));
 }
 
+TEST_CASE("JSON nested 200,000 deep is refused by every reader that takes a file") {
+    const Folder folder;
+    folder.write("deep.json", std::string(200'000, '['));
+    folder.write("tokenizer.json", R"({"model": )" + std::string(200'000, '['));
+    folder.write("line.txt", "text\n");
+    const std::string deep = "deep.json: not valid JSON: nested more than 100 deep at line 1, column 101";
+    check_line(folder.run(search_with("deep.json")), 2, deep);
+    check_line(folder.run("moe-plan replay deep.json"), 2, deep);
+    check_line(folder.run("moe-plan show hardware deep.json"), 2, deep);
+    check_line(folder.run("moe-plan " + small_search + " --fix routing=deep.json"), 2, deep);
+    check_line(folder.run("moe-plan " + small_search + " --stack deep.json"), 2, deep);
+    check_line(folder.run("moe-plan tokenize line.txt --vocab tokenizer.json --out text"), 2,
+               "tokenizer.json: not valid JSON: nested more than 100 deep");
+}
+
+TEST_CASE("requests whose work has no bound are refused with the number that makes it") {
+    const Folder folder;
+    const std::string asked = "moe-plan search --model tiny-qwen3-moe --hardware cpu-local --seq 64 --precision fp32 ";
+    check_line(folder.run(asked + "--gpus 1 --gbs 4000000 --fix mbs=1"), 3, "gbs = 4000000: makes");
+    CHECK(folder.run(asked + "--gpus 1 --gbs 4096").status == 0);
+}
+
 TEST_CASE("search: requests that no plan satisfies, and options that say nothing sound") {
     const Folder folder;
     const std::string base = "moe-plan search --model tiny-qwen3-moe --hardware cpu-local --seq 64 --out plan.json ";
@@ -232,7 +255,11 @@ TEST_CASE("execute: data and options") {
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
     check_line(folder.run(execute + "--data text --log-interval 0"), 2, "--log-interval 0");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");
-    check_line(folder.run(execute + "--data text --lr-schedule linear"), 2, "--lr-schedule");
+    check_line(folder.run(execute + "--data text --lr-schedule square"), 2,
+               "--lr-schedule square: must be one of constant, cosine, linear");
+    check_line(folder.run(execute + "--data text --lr 1e-3 --min-lr 1e-2"), 2,
+               "--min-lr 0.01: must be between 0 and --lr");
+    check_line(folder.run(execute + "--data text --lr-decay-steps 5"), 2, "--lr-schedule constant has none, wsd has");
     check_line(folder.run(execute + "--data -1 text"), 2, "");
     CHECK(!folder.holds("run"));
 }
@@ -291,5 +318,7 @@ TEST_CASE("a full disk: one line, status 1, nothing left") {
         folder.run("ulimit -f 64; moe-plan execute plan.json --data text --steps 1 --checkpoint c");
     CHECK(saved.status == 1);
     CHECK(saved.err.find("moe-plan: cannot write c/step-00000001.partial") != std::string::npos);
-    CHECK(std::filesystem::is_empty(folder.file("c")));
+    const std::filesystem::directory_iterator left(folder.file("c")); // the lock, which nobody holds
+    CHECK(std::distance(begin(left), end(left)) == 1);
+    CHECK(std::filesystem::file_size(folder.file("c/lock")) == 0);
 }

@@ -180,7 +180,7 @@ TEST_CASE("tokenize, execute and compare") {
     for (const Json& step : run["steps"]) {
         CHECK(step["step"] == ++number);
         CHECK(step["tokens"] == 8 * 64);
-        check_numbers(step, {"loss", "grad_norm", "seconds", "tflops_per_gpu"});
+        check_numbers(step, {"loss", "grad_norm", "lr", "seconds", "tflops_per_gpu"});
     }
     // Starts near ln 256 and learns.
     CHECK(run["steps"][0]["loss"].get<double>() == nearly(std::log(256.0)).epsilon(0.05));

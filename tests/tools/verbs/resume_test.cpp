@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <sstream>
 #include <string>
 
 using moe::test::check_line;
@@ -43,7 +44,8 @@ int newest_step(const std::string& path) {
     std::error_code missing;
     for (const auto& entry : std::filesystem::directory_iterator(path, missing)) {
         const std::string name = entry.path().filename().string();
-        if (name.find('.') == std::string::npos) newest = std::max(newest, std::stoi(name.substr(5)));
+        if (name.rfind("step-", 0) == 0 && name.find('.') == std::string::npos)
+            newest = std::max(newest, std::stoi(name.substr(5)));
     }
     return newest;
 }
@@ -148,5 +150,49 @@ TEST_CASE("damaged checkpoints are named and skipped; senseless requests are ref
     check_line(folder.run("moe-plan execute plan.json --data text --checkpoint d --save-interval -2"), 2,
                "--save-interval -2");
     check_line(folder.run("moe-plan execute plan.json --data text --steps 9 --seed 2 --checkpoint c --resume"), 2,
-               "was made with --seed 1, this run has 2");
+               "seed was 1, this run has 2: add --allow-change seed");
+}
+
+TEST_CASE("what changes the meaning of a run is refused on resume; a changed batch is said") {
+    const Folder folder;
+    set_up(folder);
+    document(folder.run(execute("plan.json", 2, "--checkpoint c")));
+    const std::string resume = "--checkpoint c --resume ";
+    check_line(folder.run(execute("plan.json", 3, resume + "--shuffle off")), 2, "shuffle was on, this run has off");
+    moe::test::write_dataset(folder, "Another text than the one before. ");
+    check_line(folder.run(execute("plan.json", 3, resume)), 2, "--allow-change data");
+    const Outcome allowed = folder.run(execute("plan.json", 3,
+                                               resume + "--allow-change data --allow-change shuffle "
+                                                        "--shuffle off"));
+    document(allowed);
+    CHECK(allowed.err.find("data was 1 text") != std::string::npos);
+    Json plan = Json::parse(std::ifstream(folder.file("plan.json")));
+    plan["model"]["rms_norm_eps"] = 0.01;
+    std::ofstream(folder.file("eps.json")) << plan;
+    check_line(folder.run(execute("eps.json", 4, resume + "--shuffle off")), 2, "--allow-change rms_norm_eps");
+    plan = Json::parse(std::ifstream(folder.file("plan.json")));
+    plan["workload"]["seq"] = plan["workload"]["seq"].get<int>() / 2;
+    std::ofstream(folder.file("short.json")) << plan;
+    const Outcome shorter = folder.run(execute("short.json", 4, resume + "--shuffle off"));
+    CHECK(document(shorter)["steps"][0]["step"] == 4);
+    CHECK(shorter.err.find("a step was ") != std::string::npos);
+    check_line(folder.run(execute("plan.json", 3, "--allow-change data")), 2, "--allow-change: needs --resume");
+}
+
+TEST_CASE("a folder of another tool is not resumed from, and two runs do not share one") {
+    const Folder folder;
+    set_up(folder);
+    std::filesystem::create_directories(folder.file("m/iter_0000100"));
+    check_line(folder.run(execute("plan.json", 2, "--checkpoint m --resume")), 2,
+               "holds iter_0000100 and no checkpoint");
+    const Outcome second = folder.run(
+        execute("plan.json", 100000, "--checkpoint c") +
+        "& pid=$!; for i in $(seq 1200); do grep -q 'step 1/' ../$(basename $PWD).err && break; sleep 0.05; "
+        "done; moe-plan execute plan.json --data text --steps 2 --checkpoint c 2> second; echo $? >> second; "
+        "kill $pid; wait $pid");
+    document(second);
+    std::stringstream said;
+    said << std::ifstream(folder.file("second")).rdbuf();
+    CHECK(said.str().find("another run writes there (host ") != std::string::npos);
+    CHECK(said.str().find("\n2\n") != std::string::npos);
 }

@@ -1,0 +1,12 @@
+// The checksum of checkpoints and of what tells one file from another.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace moe::engine {
+
+// CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of `bytes`.
+std::uint32_t crc32c(std::span<const char> bytes);
+
+} // namespace moe::engine

@@ -1,0 +1,84 @@
+// Families that are known by name and not read. Source: the modeling files of transformers 5.24, and of the published
+// code.
+#include "planner/model/families/lacking.hpp"
+
+#include <array>
+#include <cctype>
+#include <string_view>
+
+namespace moe::families {
+namespace {
+
+struct Lack {
+    const char* part;
+    const char* names; // in small letters and without marks, each between blanks; "*": all that begin so
+};
+
+constexpr std::array lacks{
+    Lack{"hybrid Mamba layers", " bamba falconh1 jamba zamba zamba2 "},
+    Lack{"Mamba layers", " mamba mamba2 falconmamba "},
+    Lack{"hybrid linear attention layers",
+         " bailinghybrid bailingmoelinear* bailingmoev25* kimik3* kimilinear* minimax minimaxm1* "
+         "minimaxtext01* olmohybrid laramini "},
+    Lack{"hybrid convolution layers", " lfm2* lfm3 inkling* zaya "},
+    Lack{"recurrent layers", " recurrentgemma rwkv xlstm "},
+    Lack{"gated delta nets beside dense MLPs", " qwen35 qwen35text "},
+    Lack{"learned, sinusoidal or relative positions",
+         " bart bert bertgeneration bigbird bigbirdpegasus biogpt "
+         "blenderbot blenderbotsmall bloom camembert cpmant ctrl "
+         "data2vectext electra ernie git gpt2 gptsw3 gptbigcode gptneo "
+         "marian mbart megatronbert mpt musicgen musicgenmelody "
+         "mvp openaigpt opt pegasus plbart prophetnet reformer reformermodelwith rembert "
+         "roberta robertaprelayernorm rocbert roformer trocr "
+         "whisper xglm xlm xlmroberta xlmrobertaxl xlmwith xlnet xmod "},
+    Lack{"layers with attention and MLP side by side",
+         " codegen cohere cohere2 cohere2moe coherecompass* falcon gptj gptneox gptneoxjapanese persimmon phi "},
+    Lack{"LayerNorm around gated or rotated layers", " fuyu jais2 modernbertdecoder olmo stablelm starcoder2 "},
+    Lack{"norms behind attention and MLP", " exaone4 flexolmo gemma2 gemma3* glm4 olmo2 olmo3 vaultgemma "},
+    Lack{"scaled embeddings", " gemma moshi "},
+    Lack{"factors on embeddings, scores and sums", " granite graniteswa granitemoeswa hyperclovax minicpm3 "},
+    Lack{"activations or gates of their own kind", " apertus* arcee bitnet nanochat "},
+    Lack{"embeddings or cross-attention of other layers", " gemma3n* gemma4assistant gemma4unified* mllama "},
+    Lack{"hierarchies or loops of models", " blt hrmtext "},
+    Lack{"attention of experts", " jetmoe diffllama doge dory "},
+    Lack{"experts of another design",
+         " ariatext axk1 axk2 beam dots3note* flint hyv4 kolibri1 longcatflash mellum minimaxm3vl* "
+         "qwen4exp* "},
+    Lack{"dense decoders of this family",
+         " cwm emu3 ernie45 exaone glm gotocr2 helium hunyuandensev1 hunyuanv1dense internlm3 "
+         "iquestcoder ministral ministral3 mosstranscribediarize phi3 phi4multimodal seedoss "
+         "smollm3 youtu "},
+};
+
+// "jamba" of "JambaForCausalLM": small letters and digits before what every class name ends with.
+std::string plain(const std::string& written) {
+    std::string name;
+    for (const char* end : {"ForC", "LMHead", "Decoder", "ModelWith"})
+        if (const std::size_t at = written.rfind(end); at != std::string::npos && at > 0 && name.empty())
+            name = written.substr(0, at);
+    std::string letters;
+    for (const char c : name.empty() ? written : name)
+        if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+            letters += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return letters;
+}
+
+bool holds(std::string_view names, const std::string& name) {
+    if (names.find(" " + name + " ") != std::string_view::npos) return true;
+    for (std::size_t star = names.find('*'); star != std::string_view::npos; star = names.find('*', star + 1)) {
+        const std::size_t begin = names.rfind(' ', star) + 1;
+        if (name.starts_with(names.substr(begin, star - begin))) return true;
+    }
+    return false;
+}
+
+} // namespace
+
+std::string lacking_part(const std::string& written) {
+    const std::string name = plain(written);
+    for (const Lack& lack : lacks)
+        if (!name.empty() && holds(lack.names, name)) return lack.part;
+    return {};
+}
+
+} // namespace moe::families

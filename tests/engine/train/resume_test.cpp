@@ -1,0 +1,85 @@
+// What a resumed run may change: each field is refused by its name, and allowed by it.
+#include "engine/train/resume.hpp"
+#include "tests/engine/base/refusals.hpp"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+
+using namespace moe;
+
+namespace {
+
+constexpr const char* config =
+    R"({"name":"m","hidden_size":64,"rms_norm_eps":1e-6,"num_experts_per_tok":2,"rope_parameters":{"rope_theta":10000.0},)"
+    R"("dtype":"bfloat16","sliding_window":null})";
+
+data::DataPosition position() {
+    return {true, 128, 8, {{"text", 1000, 10, 7, 1.0, 0, 0, 128, 512, 4}, {"code", 2000, 4, 8, 3.0, 1, 0, 128, 0, 0}}};
+}
+
+weights::RunState stored() { return {4, 32, 1, "m", config, {}, position()}; }
+train::ResumedRun same() { return {config, 1, position()}; }
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    return text.replace(text.find(from), from.size(), to);
+}
+
+} // namespace
+
+TEST_CASE("a resumed run that is the same says nothing") {
+    CHECK(train::check_resume("c", stored(), same(), {}).empty());
+    train::ResumedRun silent = same();
+    silent.config = replaced(replaced(replaced(config, "bfloat16", "float32"), R"("m")", R"("other")"),
+                             R"(,"sliding_window":null)", "");
+    silent.data.datasets[0].prefix = "moved/text";
+    CHECK(train::check_resume("c", stored(), silent, {}).empty());
+    CHECK(train::same_order(stored(), silent));
+}
+
+TEST_CASE("what changes the meaning of a run is refused by its field, and allowed by it") {
+    struct Case {
+        const char* field;
+        std::function<void(train::ResumedRun&)> change;
+    };
+    const std::vector<Case> cases{
+        {"rope_parameters.rope_theta", [](auto& r) { r.config = replaced(r.config, "10000.0", "500000.0"); }},
+        {"rms_norm_eps", [](auto& r) { r.config = replaced(r.config, "1e-6", "1e-5"); }},
+        {"num_experts_per_tok", [](auto& r) { r.config = replaced(r.config, "tok\":2", "tok\":4"); }},
+        {"sliding_window", [](auto& r) { r.config = replaced(r.config, "null", "4096"); }},
+        {"seed", [](auto& r) { r.seed = 2; }},
+        {"shuffle", [](auto& r) { r.data.shuffled = false; }},
+        {"data", [](auto& r) { r.data.datasets[1].weight = 1.0; }},
+        {"data", [](auto& r) { r.data.datasets[1].mark = 9; }},
+        {"data", [](auto& r) { r.data.datasets.pop_back(); }},
+    };
+    for (const Case& c : cases) {
+        CAPTURE(c.field);
+        train::ResumedRun now = same();
+        c.change(now);
+        const std::string said = message([&] { train::check_resume("c", stored(), now, {"something"}); });
+        CAPTURE(said);
+        CHECK(mentions(said, fmt::format("c: {} was ", c.field)));
+        CHECK(mentions(said, fmt::format("add --allow-change {} ", c.field)));
+        const std::vector<std::string> allowed = train::check_resume("c", stored(), now, {c.field});
+        REQUIRE_FALSE(allowed.empty());
+        CHECK(mentions(allowed.front(), c.field));
+    }
+    // The last part of a name is enough.
+    train::ResumedRun now = same();
+    cases[0].change(now);
+    CHECK(train::check_resume("c", stored(), now, {"rope_theta"}).size() == 1);
+}
+
+TEST_CASE("a changed batch is said, and so is data without a position") {
+    train::ResumedRun now = same();
+    now.data.global_batch = 16;
+    now.data.seq = 64;
+    const std::vector<std::string> said = train::check_resume("c", stored(), now, {});
+    REQUIRE(said.size() == 1);
+    CHECK(mentions(said[0], "a step was 8 samples of 128 tokens, now 16 of 64"));
+    weights::RunState old = stored();
+    old.data = {};
+    REQUIRE(train::check_resume("c", old, same(), {}).size() == 1);
+    CHECK(mentions(train::check_resume("c", old, same(), {})[0], "keeps no position in its data"));
+}

@@ -1,0 +1,127 @@
+// Indices with a right checksum and nonsense in them: each ends in one line that names file and field.
+#include "engine/base/crc32c.hpp"
+#include "engine/weights/checkpoint.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
+#include "tests/engine/base/refusals.hpp"
+#include "tests/engine/weights/made_snapshot.hpp"
+#include "tests/support/folder.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <functional>
+#include <vector>
+
+using namespace moe;
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Change {
+    const char* pointer; // of the field that gets `value`
+    const char* value;   // JSON; "" removes the field
+    const char* words;   // of the message
+};
+
+const char* const runs = "/tensors/a/slices/0/runs/0";
+
+// What the reader says when one field of the index is another and the checksum fits it.
+std::string refusal(const std::string& path, const Json& index, const Change& change) {
+    Json changed = index;
+    const Json::json_pointer at(change.pointer);
+    if (*change.value != '\0')
+        changed[at] = parse_json<Json>(change.value, "the test");
+    else
+        changed[at.parent_pointer()].erase(at.back());
+    const std::string text = json_text(changed);
+    write_file(path + "/index.json", fmt::format("{{\"crc32c\":{},\"checkpoint\":{}}}", engine::crc32c(text), text));
+    return message([&] { weights::StoredCheckpoint{path}; });
+}
+
+} // namespace
+
+TEST_CASE("a checkpoint made by hand comes back, with its place in the data") {
+    const Folder folder;
+    weights::write_checkpoint(folder / "c", made_snapshot(3, "-x"));
+    const weights::StoredCheckpoint stored(folder / "c/step-00000003");
+    std::vector<float> values(24);
+    stored.read("a", weights::StateKind::exp_avg, 0, values);
+    for (int i = 0; i < 24; ++i) CHECK(values[static_cast<std::size_t>(i)] == 100.0f + static_cast<float>(i));
+    const data::DataPosition& data = stored.state().data;
+    REQUIRE(data.datasets.size() == 1);
+    CHECK(data.shuffled);
+    CHECK(data.datasets[0].consumed == 96);
+    CHECK(data.datasets[0].mark == 7);
+    CHECK(stored.state().router_loads.at(2) == std::vector<float>{1.0f, 2.0f});
+}
+
+TEST_CASE("nonsense under a right checksum is refused by field") {
+    const Folder folder;
+    weights::write_checkpoint(folder / "c", made_snapshot(3, "-x"));
+    const std::string path = folder / "c/step-00000003";
+    const Json index = load_json<Json>(path + "/index.json").at("checkpoint");
+    const std::vector<Change> changes{
+        {"/step", "-5", "checkpoint.step = -5"},
+        {"/step", "4", "is of step 4, its folder's name of step 3"},
+        {"/step", "1e300", "checkpoint.step"},
+        {"/samples", "18446744073709551615", "checkpoint.samples"},
+        {"/samples", "\"many\"", "checkpoint.samples"},
+        {"/seed", "-1", "checkpoint.seed"},
+        {"/seed", "", "checkpoint.seed is missing"},
+        {"/format", "7", "checkpoint.format = 7: must be text"},
+        {"/version", "2", "version 2"},
+        {"/config", "[]", "checkpoint.config"},
+        {"/router_loads", R"({"x":[1]})", "checkpoint.router_loads.x"},
+        {"/router_loads", R"({"-1":[1]})", "belongs to no layer"},
+        {"/router_loads", R"({"2":[NaN]})", "router_loads.2[0]"},
+        {"/shards/1", R"("../../secret")", "must be rank-00001.safetensors"},
+        {"/tensors/a/shape", "[4]", "must have 2 numbers"},
+        {"/tensors/a/shape", "[281474976710656, 4]", "has too many elements"},
+        {"/tensors/a/shape", "[5, 6]", "has 5 x 6 elements, its slices 24"},
+        {"/tensors/a/slices/0/shard", "2", "slices[0].shard = 2"},
+        {"/tensors/a/slices/0/shard", "1", "a second slice of one shard"},
+        {"/tensors/a/slices/0/crc32c", "[1, 2]", "must have 3 numbers"},
+        {"/tensors/a/slices/0/crc32c/1", "5", "it is damaged"},
+        {runs, "[-1, 3, 6, 4]", "slices[0].runs[0][0] = -1"},
+        {runs, "[0, 0, 6, 4]", "an empty run"},
+        {runs, "[0, 3, 2, 4]", "a run that lies over itself"},
+        {runs, "[0, 3, 9, 4]", "reaches beyond the tensor's 24 elements"},
+        {runs, "[22, 3, 0, 1]", "reaches beyond the tensor's 24 elements"},
+        {runs, "[0, 24, 0, 1]", "the slices hold more than the tensor's 24 elements"},
+        {runs, "[3, 3, 6, 4]", "element 0 lies in no slice"},
+        {runs, "[0, 4, 6, 3]", "element 3 lies in two slices"},
+        {runs, "[0, 12, 0, 1]", "element 3 lies in two slices"},
+        {"/data/seq", "0", "checkpoint.data.seq"},
+        {"/data/shuffled", "1", "must be true or false"},
+        {"/data/datasets/0/consumed", "1001", "datasets[0].consumed"},
+        {"/data/datasets/0/block", "0", "datasets[0].block"},
+        {"/data/datasets/0/weight", "-Infinity", "datasets[0].weight"},
+    };
+    for (const Change& change : changes) {
+        CAPTURE(change.pointer);
+        CAPTURE(change.value);
+        const std::string said = refusal(path, index, change);
+        CAPTURE(said);
+        CHECK(mentions(said, change.words));
+        CHECK(mentions(said, path));
+    }
+}
+
+TEST_CASE("a newest index of any nonsense gives way to an older whole one") {
+    const Folder folder;
+    weights::write_checkpoint(folder / "c", made_snapshot(1, "-x"));
+    weights::write_checkpoint(folder / "c", made_snapshot(2, "-x"));
+    const std::string deep = std::string(200000, '['), index = folder / "c/step-00000002/index.json";
+    for (const std::string& text : {deep, std::string("{}"), std::string("null"), std::string(),
+                                    std::string(R"({"crc32c":{},"checkpoint":3})")}) {
+        write_file(index, text);
+        std::vector<std::string> skipped;
+        const auto found = weights::newest_checkpoint(folder / "c", skipped);
+        REQUIRE(found);
+        CHECK(found->state().step == 1);
+        REQUIRE(skipped.size() == 1);
+        CHECK(mentions(skipped[0], index));
+    }
+}

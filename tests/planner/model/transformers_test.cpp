@@ -1,0 +1,58 @@
+// Every family of causal language models that transformers knows, as it saves it: exact counts, or the part we lack.
+#include "planner/base/files.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/model/model.hpp"
+#include "tests/planner/base/fault_of.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+
+using namespace moe;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+// Default configs of classes that are no model which could be trained, with what the reader says of them.
+const std::map<std::string, std::string> incomplete{
+    {"deepseek_v2 default", "num_experts_per_tok = null: must be given a value"},
+    {"glm4_moe default", "21 rotary columns per head"},
+    {"gemma4 default", "hidden_size_per_layer_input = 256: embeddings by layer are not supported"},
+    {"gemma4_text default", "hidden_size_per_layer_input = 256: embeddings by layer are not supported"},
+};
+
+} // namespace
+
+TEST_CASE("transformers: every family is read with its exact count, or refused naming what we lack") {
+    std::istringstream table(read_file(profiles_folder() + "/../tests/planner/model/transformers/configs.jsonl"));
+    std::set<std::string> read, refused;
+    for (std::string line; std::getline(table, line);) {
+        const Json row = Json::parse(line);
+        const std::string type = row["model_type"], name = type + " " + row["sizes"].get<std::string>();
+        CAPTURE(name);
+        std::int64_t counted = 0;
+        const std::string fault = fault_of([&] {
+            const model::Model model = families::model_from_json(row["config"].dump(), "config.json");
+            counted = model::count_parameters(model).total_no_mtp;
+        });
+        CAPTURE(fault);
+        if (const auto known = incomplete.find(name); known != incomplete.end()) {
+            CHECK(fault.find(known->second) != std::string::npos);
+        } else if (fault.find("are not supported") != std::string::npos) {
+            CHECK(fault.find("unknown architecture") == std::string::npos);
+            refused.insert(type);
+        } else if (!row["parameters"].is_null()) {
+            CHECK(fault.empty());
+            CHECK(counted == row["parameters"].get<std::int64_t>());
+            read.insert(type);
+        } else {
+            CHECK(fault.find("is missing") != std::string::npos); // transformers builds no model of its defaults
+        }
+    }
+    CHECK(read.size() >= 39);
+    CHECK(refused.size() >= 150);
+}

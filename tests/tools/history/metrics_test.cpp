@@ -1,0 +1,96 @@
+// metrics.jsonl: a line per step, and one history through kills and resumptions.
+#include "tests/support/nearly.hpp"
+#include "tests/tools/verbs/command.hpp"
+#include "tools/history/metrics.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+using moe::test::check_line;
+using moe::test::document;
+using moe::test::Folder;
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+std::vector<Json> lines_of(const std::string& text) {
+    std::vector<Json> lines;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+    return lines;
+}
+
+std::string execute(int steps, const std::string& more) {
+    return "moe-plan execute plan.json --data text --json --metrics m --checkpoint c --steps " + std::to_string(steps) +
+           " " + more;
+}
+
+} // namespace
+
+TEST_CASE("a line of metrics says loads, and null for what is no number") {
+    moe::train::StepResult step;
+    step.step = 3;
+    step.loss = std::numeric_limits<double>::quiet_NaN();
+    step.seconds = 0.5;
+    step.tokens = 64;
+    step.routers.push_back({1, 0.25, 0.0, {30, 10, 0, 0}});
+    step.routers.push_back({2, 0.0, 0.0, {10, 10, 10, 10}});
+    const Json line = Json::parse(moe::tools::metrics_line(step, {1.0, 2.0, 3.0}));
+    CHECK(line["step"] == 3);
+    CHECK(line["loss"].is_null());
+    CHECK(line["tflops_per_gpu"] == 2.0);
+    CHECK(line["memory_gib"] == 3.0);
+    CHECK(!line.contains("mtp_loss"));
+    CHECK(line["routers"][0]["max_over_mean"] == 3.0);
+    CHECK(line["routers"][0]["entropy"].get<double>() ==
+          nearly((0.75 * std::log(4.0 / 3) + 0.25 * std::log(4)) / std::log(4)));
+    CHECK(line["routers"][1]["entropy"].get<double>() == nearly(1.0));
+}
+
+TEST_CASE("one history through a kill and a resumption") {
+    const Folder folder;
+    moe::test::write_dataset(folder, "Sphinx of black quartz, judge my vow. ");
+    moe::test::write_plan(folder, "--fix tp=2", "plan.json");
+    const Json first = document(folder.run(execute(4, "--save-interval 2")));
+    // What a kill leaves behind: a step beyond the checkpoint, and half a line.
+    {
+        std::ofstream out(folder.file("m/metrics.jsonl"), std::ios::app);
+        out << "{\"step\":5,\"loss\":7.0}\n{\"step\":6,\"lo";
+    }
+    const Json rest = document(folder.run(execute(6, "--resume")));
+    const std::vector<Json> lines = lines_of(folder.read("m/metrics.jsonl"));
+    REQUIRE(lines.size() == 6);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+        CAPTURE(i);
+        const Json& step = i < 4 ? first["steps"][i] : rest["steps"][i - 4];
+        for (const char* name : {"step", "loss", "grad_norm", "seconds", "tokens", "tflops_per_gpu"})
+            CHECK(lines[i][name] == step[name]);
+        CHECK(lines[i]["routers"].size() == step["routers"].size());
+    }
+    CHECK(lines_of(folder.read("m/metrics.replaced.jsonl")).front()["loss"] == 7.0);
+}
+
+TEST_CASE("a history of another run, or none at all, is refused and stays") {
+    const Folder folder;
+    moe::test::write_dataset(folder, "Sphinx of black quartz, judge my vow. ");
+    moe::test::write_plan(folder, "--fix tp=2", "plan.json");
+    const std::string fresh = "moe-plan execute plan.json --data text --json --steps 1 --metrics m";
+    document(folder.run(fresh));
+    const std::string before = folder.read("m/metrics.jsonl");
+    check_line(folder.run(fresh), 2, "holds the history of a run: add --resume");
+    CHECK(folder.read("m/metrics.jsonl") == before);
+    folder.write("m/metrics.jsonl", "a list of mine\n");
+    check_line(folder.run(fresh), 2, "m/metrics.jsonl: line 1 is no step of a training");
+    CHECK(folder.read("m/metrics.jsonl") == "a list of mine\n");
+    folder.write("file", "");
+    check_line(folder.run("moe-plan execute plan.json --data text --json --steps 1 --metrics file/m"), 1,
+               "cannot make the folder file/m");
+}

@@ -1,0 +1,134 @@
+// Keeps the lines of a run's own past, and appends each step's as it ends.
+#include "tools/history/metrics.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <string_view>
+#include <system_error>
+
+namespace moe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The step of a line, or -1 where it is none.
+std::int64_t step_of(std::string_view line) {
+    try {
+        const Json json = parse_json<Json>(line, "line");
+        const auto step = json.is_object() ? json.find("step") : json.end();
+        return step != json.end() && step->is_number_integer() ? step->get<std::int64_t>() : -1;
+    } catch (const Error&) {
+        return -1;
+    }
+}
+
+struct Past {
+    std::string kept, replaced; // whole lines
+    bool torn = false;          // half a line stood at the end
+};
+
+Past past_of(const std::string& path, const std::string& text, std::int64_t done) {
+    Past past;
+    std::size_t number = 0;
+    for (std::size_t begin = 0; begin < text.size();) {
+        const std::size_t end = text.find('\n', begin);
+        if (end == std::string::npos) { // killed while it was written
+            past.torn = true;
+            break;
+        }
+        const std::string_view line = std::string_view(text).substr(begin, end - begin);
+        ++number;
+        const std::int64_t step = step_of(line);
+        if (step < 0) refuse("{}: line {} is no step of a training: choose another folder", path, number);
+        (step <= done ? past.kept : past.replaced) += fmt::format("{}\n", line);
+        begin = end + 1;
+    }
+    return past;
+}
+
+// Non-finite numbers have no place in JSON.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+} // namespace
+
+double load_entropy(const train::RouterStep& router) {
+    const auto total =
+        static_cast<double>(std::accumulate(router.tokens.begin(), router.tokens.end(), std::int64_t{0}));
+    if (!(total > 0.0) || router.tokens.size() < 2) return 1.0;
+    double entropy = 0.0;
+    for (const std::int64_t tokens : router.tokens)
+        if (tokens > 0) entropy -= static_cast<double>(tokens) / total * std::log(static_cast<double>(tokens) / total);
+    return entropy / std::log(static_cast<double>(router.tokens.size()));
+}
+
+std::string metrics_line(const train::StepResult& step, const StepContext& context) {
+    Json line{{"step", step.step}, {"loss", number(step.loss)}};
+    if (step.mtp_loss != 0.0) line["mtp_loss"] = number(step.mtp_loss);
+    line["grad_norm"] = number(step.grad_norm);
+    line["lr"] = step.lr;
+    line["seconds"] = step.seconds;
+    line["tokens"] = step.tokens;
+    line["tflops_per_gpu"] = context.tflops_per_gpu;
+    line["memory_gib"] = context.memory_gib;
+    line["overflow"] = step.overflow;
+    line["time"] = std::round(context.wall_seconds * 1e3) / 1e3;
+    for (const train::RouterStep& router : step.routers)
+        line["routers"].push_back({{"layer", router.layer},
+                                   {"max_over_mean", router.max_over_mean()},
+                                   {"entropy", load_entropy(router)},
+                                   {"aux_loss", number(router.aux_loss)},
+                                   {"z_loss", number(router.z_loss)}});
+    return line.dump();
+}
+
+Metrics::Metrics(const std::string& folder, std::int64_t done, bool resumes) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error || !std::filesystem::is_directory(folder)) fail("cannot make the folder {}: {}", folder, error.message());
+    path_ = (std::filesystem::path(folder) / "metrics.jsonl").string();
+    if (std::filesystem::exists(path_)) {
+        const std::string text = read_file(path_);
+        const Past past = past_of(path_, text, done);
+        if (!resumes && !text.empty())
+            refuse("{}: holds the history of a run: add --resume to go on with it, or choose another folder", path_);
+        const std::string old = (std::filesystem::path(folder) / "metrics.replaced.jsonl").string();
+        if (!past.replaced.empty())
+            write_file(old, (std::filesystem::exists(old) ? read_file(old) : "") + past.replaced);
+        if (past.torn || !past.replaced.empty()) write_file(path_, past.kept);
+    }
+    lines_.reset(std::fopen(path_.c_str(), "abe"));
+    if (!lines_) fail("cannot write {}: {}", path_, std::generic_category().message(errno));
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    events_ = std::make_unique<EventFile>(folder, now.count(), done + 1);
+}
+
+void Metrics::add(const train::StepResult& step, const StepContext& context) {
+    const std::string line = metrics_line(step, context) + "\n";
+    if (std::fwrite(line.data(), 1, line.size(), lines_.get()) != line.size() || std::fflush(lines_.get()) != 0)
+        fail("cannot write {}: {}", path_, std::generic_category().message(errno));
+    Scalars scalars{{"train/loss", step.loss},
+                    {"train/grad_norm", step.grad_norm},
+                    {"train/learning_rate", step.lr},
+                    {"speed/step_seconds", step.seconds},
+                    {"speed/tokens_per_second", static_cast<double>(step.tokens) / step.seconds},
+                    {"speed/tflops_per_gpu", context.tflops_per_gpu},
+                    {"memory/gib", context.memory_gib}};
+    if (step.mtp_loss != 0.0) scalars.emplace_back("train/mtp_loss", step.mtp_loss);
+    if (step.overflow > 0.0) scalars.emplace_back("router/overflow", step.overflow);
+    for (const train::RouterStep& router : step.routers) {
+        scalars.emplace_back(fmt::format("router/max_over_mean/layer_{}", router.layer), router.max_over_mean());
+        scalars.emplace_back(fmt::format("router/entropy/layer_{}", router.layer), load_entropy(router));
+    }
+    events_->add(context.wall_seconds, step.step, scalars);
+}
+
+} // namespace moe::tools
