@@ -35,8 +35,8 @@ struct TrainOptions {
     std::int64_t steps = 10;
     double lr = 1e-3;
     LearningRate schedule = LearningRate::constant;
-    std::int64_t warmup = 0;     // steps of linear warm-up
-    double final_fraction = 0.1; // lowest learning rate behind the warm-up, over lr; the constant one stays above
+    std::int64_t warmup = 0;      // steps of linear warm-up
+    double final_fraction = 0.1;  // lowest learning rate behind the warm-up, over lr; the constant one stays above
     std::int64_t decay_steps = 0; // of wsd, 0 = a tenth of the steps
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double weight_decay = 0.1; // decoupled decay, of matrices only

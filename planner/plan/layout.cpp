@@ -6,6 +6,7 @@
 #include "planner/plan/schedule.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -181,7 +182,7 @@ UnitWeights unit_weights(const model::Model& model, std::int64_t seq) {
     }
     for (const int kind : model.layers) sum += kinds[static_cast<std::size_t>(kind)];
     const double unit = sum / (1000.0 * static_cast<double>(std::max<std::size_t>(model.layers.size(), 1)));
-    const auto scaled = [&](double value) { return unit > 0.0 ? static_cast<std::int64_t>(value / unit + 0.5) : 0; };
+    const auto scaled = [&](double value) { return unit > 0.0 ? std::int64_t{std::llround(value / unit)} : 0; };
     UnitWeights weights;
     for (const int kind : model.layers) weights.layer.push_back(scaled(kinds[static_cast<std::size_t>(kind)]));
     weights.mtp = scaled(head_and_mtp - head);
@@ -290,7 +291,8 @@ std::vector<std::int64_t> stage_weights(const model::Model& model, std::int64_t 
     std::vector<std::int64_t> result;
     for (const Stage& stage : stages) {
         std::int64_t sum = (stage.mtp > 0 ? weights.mtp : 0) + (stage.loss ? weights.head : 0);
-        for (int i = 0; i < stage.layers; ++i) sum += weights.layer[static_cast<std::size_t>(stage.first_layer + i)];
+        for (int i = 0; i < stage.layers; ++i)
+            sum += weights.layer[static_cast<std::size_t>(stage.first_layer) + static_cast<std::size_t>(i)];
         result.push_back(sum);
     }
     return result;

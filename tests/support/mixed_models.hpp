@@ -21,7 +21,9 @@ inline std::vector<std::string> small_mixed_models() {
         named("MiMoV2FlashForCausalLM", R"("v_head_dim": 32, "num_nextn_predict_layers": 1, "mlp_layer_types": ["dense",
             "sparse", "sparse", "sparse"])"),
         named("LagunaForCausalLM", R"("num_attention_heads_per_layer": [8, 8, 8, 4])"),
-        named("Gemma4ForCausalLM", R"("attention_k_eq_v": true, "enable_moe_block": true, "hidden_size_per_layer_input": 0, "global_head_dim": 128,
+        named(
+            "Gemma4ForCausalLM",
+            R"("attention_k_eq_v": true, "enable_moe_block": true, "hidden_size_per_layer_input": 0, "global_head_dim": 128,
             "num_global_key_value_heads": 1, "top_k_experts": 2)"),
         named("HYV3ForCausalLM", R"("num_nextn_predict_layers": 1)"),
         named("SolarOpenForCausalLM", ""),

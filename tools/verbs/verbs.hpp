@@ -73,7 +73,7 @@ struct ExecuteOptions : OutputOptions {
     std::string lr_schedule = "constant";
     double min_lr = -1.0;            // below 0: a tenth of lr
     std::int64_t lr_decay_steps = 0; // of wsd, 0 = a tenth of the steps
-    std::int64_t warmup = 0; // steps
+    std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
     std::string aux_loss, balance; // plan fields of these names, empty = as in the plan
