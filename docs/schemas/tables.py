@@ -51,23 +51,12 @@ Of several processes, the one of rank 0 writes.
 `execute --metrics DIR` appends a line to `DIR/metrics.jsonl` as each step ends, and writes the same figures as events for TensorBoard.
 `--resume` goes on with the folder: lines of steps that are taken again move to `metrics.replaced.jsonl`.
 Each line is a JSON object without a `schema`.
+It holds the fields of a step of `run.json` ([execute](#execute), `steps[]`), null where a figure is no number, and two more:
 
 | field | meaning | unit |
 |---|---|---|
-| `step` | number of the step, from 1 | steps |
-| `loss` | mean cross-entropy before the update; null where it is no number, as are all losses and the norm | nats per token |
-| `mtp_loss`? | mean cross-entropy of the MTP layers, where there are any | nats per token |
-| `grad_norm` | norm of the global gradient before clipping | |
-| `lr` | learning rate | |
-| `seconds`, `tokens` | length of the step, tokens of its global batch | s, tokens |
-| `tflops_per_gpu` | model FLOPs of a second on one GPU | TFLOP/s |
 | `memory_gib` | what the fullest rank holds | GiB |
-| `overflow` | routed rows too many for the planned capacity; above 0 the step was run again | rows |
 | `time` | seconds since 1970 as the step ended | s |
-| `routers[].layer` | number of the layer; missing where loads are not counted ([execute](#execute)) | |
-| `routers[].max_over_mean` | tokens of the hottest expert over the mean | |
-| `routers[].entropy` | entropy of the experts' loads over that of even ones: 1 is even | |
-| `routers[].aux_loss`, `z_loss` | losses of the router with their coefficients | |
 """
 
 

@@ -30,7 +30,7 @@ const std::set<std::string_view>& silent_fields() {
 void flatten(const Json& json, const std::string& name, std::map<std::string, std::string>& fields) {
     if (json.is_null()) return;
     if (!json.is_object()) {
-        fields[name] = shown(json_text(json));
+        fields[name] = json_text(json);
         return;
     }
     for (const auto& [key, value] : json.items())
@@ -45,7 +45,7 @@ std::map<std::string, std::string> fields_of(const std::string& config, const st
 
 std::string value_of(const std::map<std::string, std::string>& fields, const std::string& name) {
     const auto found = fields.find(name);
-    return found == fields.end() ? "absent" : found->second;
+    return found == fields.end() ? "absent" : found->second; // whole: lists may differ at their ends
 }
 
 std::string text_of(const data::DataPosition& data) {
@@ -97,7 +97,8 @@ std::vector<std::string> check_resume(const std::string& path, const weights::Ru
     for (const auto& [name, value] : was) names.insert(name);
     for (const auto& [name, value] : is) names.insert(name);
     for (const std::string& name : names)
-        if (value_of(was, name) != value_of(is, name)) compare.differs(name, value_of(was, name), value_of(is, name));
+        if (value_of(was, name) != value_of(is, name))
+            compare.differs(name, shown(value_of(was, name)), shown(value_of(is, name)));
     if (stored.seed != now.seed) compare.differs("seed", std::to_string(stored.seed), std::to_string(now.seed));
     const data::DataPosition &before = stored.data, &data = now.data;
     if (before.datasets.empty()) {

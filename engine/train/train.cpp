@@ -21,8 +21,8 @@ void check_options(const TrainOptions& o) {
     require(o.steps >= 1, "--steps", static_cast<double>(o.steps), "at least 1");
     require(o.lr >= 0.0, "--lr", o.lr, "0 or more");
     require(o.warmup >= 0, "--warmup", static_cast<double>(o.warmup), "0 or more");
-    require(o.final_fraction >= 0.0 && o.final_fraction <= 1.0, "--min-lr", o.final_fraction * o.lr,
-            "between 0 and --lr");
+    require(o.final_fraction >= 0.0 && o.final_fraction <= 1.0, "final learning rate fraction", o.final_fraction,
+            "between 0 and 1");
     require(o.decay_steps >= 0, "--lr-decay-steps", static_cast<double>(o.decay_steps), "0 or more");
     require(o.beta1 >= 0.0 && o.beta1 < 1.0, "--betas", o.beta1, "at least 0 and below 1");
     require(o.beta2 >= 0.0 && o.beta2 < 1.0, "--betas", o.beta2, "at least 0 and below 1");

@@ -67,6 +67,8 @@ struct RouterStep {
     double aux_loss = 0.0, z_loss = 0.0; // losses with their coefficients; 0 where the plan has none
     std::vector<std::int64_t> tokens;    // tokens sent to each expert
     double max_over_mean() const;        // most tokens of an expert over the mean; 1 = balanced
+    // Entropy of the loads over that of even ones: 1 = even, 0 = one expert has all; 1 where nothing is sent.
+    double load_entropy() const;
 };
 
 struct StepResult {

@@ -25,6 +25,15 @@ double RouterStep::max_over_mean() const {
     return sum > 0.0 ? most * static_cast<double>(tokens.size()) / sum : 1.0;
 }
 
+double RouterStep::load_entropy() const {
+    const auto sum = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}));
+    if (!(sum > 0.0) || tokens.size() < 2) return 1.0;
+    double entropy = 0.0;
+    for (const std::int64_t sent : tokens)
+        if (sent > 0) entropy -= static_cast<double>(sent) / sum * std::log(static_cast<double>(sent) / sum);
+    return entropy / std::log(static_cast<double>(tokens.size()));
+}
+
 double StepResult::aux_loss() const {
     double sum = 0.0;
     for (const RouterStep& router : routers) sum += router.aux_loss + router.z_loss;

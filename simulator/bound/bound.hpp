@@ -15,7 +15,7 @@ struct BoundSources {
     estimate::SegmentCache& segments;
     estimate::Shapes& shapes;
     estimate::Orders& orders;
-    FlatLibrary& library;
+    SegmentLibrary& library;
     PartFloors& parts;
 };
 

@@ -74,24 +74,25 @@ bool runs_early(const program::Op& op) {
            op.stream == program::Stream::host;
 }
 
-FlatLibrary::Shape* FlatLibrary::known_shape(const PlainKey& key) {
+SegmentLibrary::Shape* SegmentLibrary::known_shape(const PlainKey& key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto known = known_shapes_.find(key);
     return known != known_shapes_.end() ? known->second : nullptr;
 }
 
-const Terms* FlatLibrary::known_terms(const TermsKey& key) {
+const Terms* SegmentLibrary::known_terms(const TermsKey& key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto known = terms_.find(key);
     return known != terms_.end() ? &known->second : nullptr;
 }
 
-const Terms& FlatLibrary::keep(const TermsKey& key, const Terms& terms) {
+const Terms& SegmentLibrary::keep(const TermsKey& key, const Terms& terms) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return terms_.emplace(key, terms).first->second;
 }
 
-FlatLibrary::Shape& FlatLibrary::shape_of(const plan::Plan& plan, const PlainKey& key, const program::Program& plain) {
+SegmentLibrary::Shape& SegmentLibrary::shape_of(const plan::Plan& plan, const PlainKey& key,
+                                                const program::Program& plain) {
     std::vector<std::int32_t> text = signature(plain);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (std::find(models_.begin(), models_.end(), plan.model) == models_.end()) models_.push_back(plan.model);
@@ -106,8 +107,8 @@ FlatLibrary::Shape& FlatLibrary::shape_of(const plan::Plan& plan, const PlainKey
     return *shape;
 }
 
-const FlatSegment& FlatLibrary::flat(Shape& shape, const program::Program& plain, const plan::Plan& plan,
-                                     unsigned recompute, estimate::SegmentId id) {
+const FlatSegment& SegmentLibrary::flat(Shape& shape, const program::Program& plain, const plan::Plan& plan,
+                                        unsigned recompute, estimate::SegmentId id) {
     const unsigned modules = recompute & shape.modules;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -149,7 +150,7 @@ SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::Segme
 }
 
 unsigned SegmentTerms::modules(const plan::Plan& plan, estimate::SegmentId id) {
-    const FlatLibrary::Shape* known = library_.known_shape({plain_of(plan), id});
+    const SegmentLibrary::Shape* known = library_.known_shape({plain_of(plan), id});
     return known != nullptr ? known->modules : plain(plan, id).shape->modules;
 }
 
@@ -208,7 +209,7 @@ const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, in
     named.recompute &= modules(plan, id);
     const Key key{{named, id}, place};
     if (const auto known = terms_.find(key); known != terms_.end()) return *known->second;
-    const FlatLibrary::TermsKey shared{key.time, places};
+    const SegmentLibrary::TermsKey shared{key.time, places};
     const Terms* found = library_.known_terms(shared);
     if (found == nullptr) {
         const Plain& base = plain(plan, id);

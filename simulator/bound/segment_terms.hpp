@@ -40,7 +40,7 @@ struct Terms {
 
 // What the searches of one machine and one stack know of segments: flat ones by the signature of the plain one and what
 // is recomputed, and the terms of those that were played. Thread-safe; entries live as long as the library.
-class FlatLibrary {
+class SegmentLibrary {
 public:
     struct Shape {
         std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
@@ -78,7 +78,7 @@ plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack);
 // Terms of the segments of one model's plans. For one thread; entries live until forget().
 class SegmentTerms {
 public:
-    SegmentTerms(const estimate::SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
+    SegmentTerms(const estimate::SegmentCache& cache, SegmentLibrary& library) : cache_(cache), library_(library) {}
     // place: a number of the plan's placements, which are `places`. `costs` of the plan.
     const Terms& of(const plan::Plan& plan, estimate::SegmentId id, int place, const estimate::Placements& places,
                     const cost::CostModel& costs);
@@ -105,7 +105,7 @@ private:
     };
     struct Plain {       // a segment without recomputation, with the sizes of one plan
         plan::Plan plan; // one of several plans that share it, with as many tensors as the program has
-        FlatLibrary::Shape* shape = nullptr;
+        SegmentLibrary::Shape* shape = nullptr;
         program::Program program;
         std::vector<std::int64_t> bytes;
     };
@@ -127,7 +127,7 @@ private:
                  const std::vector<cost::OpCost>& ops, const std::array<double, 2>& held_up, bool early);
 
     const estimate::SegmentCache& cache_;
-    FlatLibrary& library_;
+    SegmentLibrary& library_;
     std::map<estimate::SegmentKey<plan::Subject::size>, Plain> plains_;
     std::map<Key, Prices> prices_, devices_; // prices of a plan, and the part of them that CUDA graphs do not change
     std::map<Key, const Terms*> terms_;      // in the library

@@ -119,11 +119,14 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     }
     if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) {
         const machine::Precision precision = gemm_precision(op, program);
-        const double plain = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, precision),
-                     many = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, precision);
+        const int experts = std::max(1, grouped->groups);
         // One local expert is a plain product; each further one takes the rate nearer to that of many.
-        const double rate = plain * std::pow(many / plain, 1.0 - 1.0 / std::max(1, grouped->groups));
-        const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
+        double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, precision);
+        if (experts > 1) {
+            const double many = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, precision);
+            rate *= std::pow(many / rate, 1.0 - 1.0 / experts);
+        }
+        const double rows = expected_rows(program, op.in.front()) / experts;
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
         const double apart = rates.own_kernels > 1.0 ? rates.own_kernels * stack_.costs.expert_seconds : 0.0;

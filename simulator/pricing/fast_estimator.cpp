@@ -23,7 +23,7 @@ struct FastEstimator::State {
     estimate::SegmentCache segments;
     estimate::Shapes shapes;
     estimate::Orders orders;
-    bound::FlatLibrary library;
+    bound::SegmentLibrary library;
     bound::PartFloors parts;
 };
 

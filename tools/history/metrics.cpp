@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <numeric>
 #include <string_view>
 #include <system_error>
 
@@ -55,38 +54,12 @@ Past past_of(const std::string& path, const std::string& text, std::int64_t done
     return past;
 }
 
-// Non-finite numbers have no place in JSON.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-
 } // namespace
 
-double load_entropy(const train::RouterStep& router) {
-    const auto total =
-        static_cast<double>(std::accumulate(router.tokens.begin(), router.tokens.end(), std::int64_t{0}));
-    if (!(total > 0.0) || router.tokens.size() < 2) return 1.0;
-    double entropy = 0.0;
-    for (const std::int64_t tokens : router.tokens)
-        if (tokens > 0) entropy -= static_cast<double>(tokens) / total * std::log(static_cast<double>(tokens) / total);
-    return entropy / std::log(static_cast<double>(router.tokens.size()));
-}
-
-std::string metrics_line(const train::StepResult& step, const StepContext& context) {
-    Json line{{"step", step.step}, {"loss", number(step.loss)}};
-    if (step.mtp_loss != 0.0) line["mtp_loss"] = number(step.mtp_loss);
-    line["grad_norm"] = number(step.grad_norm);
-    line["lr"] = step.lr;
-    line["seconds"] = step.seconds;
-    line["tokens"] = step.tokens;
-    line["tflops_per_gpu"] = context.tflops_per_gpu;
+std::string metrics_line(const StepRecord& step, const StepContext& context) {
+    Json line = step_json(step);
     line["memory_gib"] = context.memory_gib;
-    line["overflow"] = step.overflow;
     line["time"] = std::round(context.wall_seconds * 1e3) / 1e3;
-    for (const train::RouterStep& router : step.routers)
-        line["routers"].push_back({{"layer", router.layer},
-                                   {"max_over_mean", router.max_over_mean()},
-                                   {"entropy", load_entropy(router)},
-                                   {"aux_loss", number(router.aux_loss)},
-                                   {"z_loss", number(router.z_loss)}});
     return line.dump();
 }
 
@@ -111,7 +84,7 @@ Metrics::Metrics(const std::string& folder, std::int64_t done, bool resumes) {
     events_ = std::make_unique<EventFile>(folder, now.count(), done + 1);
 }
 
-void Metrics::add(const train::StepResult& step, const StepContext& context) {
+void Metrics::add(const StepRecord& step, const StepContext& context) {
     const std::string line = metrics_line(step, context) + "\n";
     if (std::fwrite(line.data(), 1, line.size(), lines_.get()) != line.size() || std::fflush(lines_.get()) != 0)
         fail("cannot write {}: {}", path_, std::generic_category().message(errno));
@@ -120,13 +93,14 @@ void Metrics::add(const train::StepResult& step, const StepContext& context) {
                     {"train/learning_rate", step.lr},
                     {"speed/step_seconds", step.seconds},
                     {"speed/tokens_per_second", static_cast<double>(step.tokens) / step.seconds},
-                    {"speed/tflops_per_gpu", context.tflops_per_gpu},
+                    {"speed/tflops_per_gpu", step.tflops_per_gpu},
                     {"memory/gib", context.memory_gib}};
     if (step.mtp_loss != 0.0) scalars.emplace_back("train/mtp_loss", step.mtp_loss);
     if (step.overflow > 0.0) scalars.emplace_back("router/overflow", step.overflow);
-    for (const train::RouterStep& router : step.routers) {
-        scalars.emplace_back(fmt::format("router/max_over_mean/layer_{}", router.layer), router.max_over_mean());
-        scalars.emplace_back(fmt::format("router/entropy/layer_{}", router.layer), load_entropy(router));
+    for (const RouterRecord& router : step.routers) {
+        scalars.emplace_back(fmt::format("router/load_max_over_mean/layer_{}", router.layer),
+                             router.load_max_over_mean);
+        scalars.emplace_back(fmt::format("router/load_entropy/layer_{}", router.layer), router.load_entropy);
     }
     events_->add(context.wall_seconds, step.step, scalars);
 }

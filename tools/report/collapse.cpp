@@ -28,8 +28,8 @@ std::vector<std::string> CollapseWatch::add(const train::StepResult& step) {
         steps = limit > 1.0 && load >= nearly_all * limit ? steps + 1 : 0;
         if (steps == steps_in_a_row)
             lines.push_back(
-                fmt::format("layer {}: its router has collapsed: one expert has had up to {:.2f} times the "
-                            "mean load, of {:.2f} at most, for {} steps; a balancing loss (--aux-loss 0.01) "
+                fmt::format("layer {}: its router has collapsed: one expert has {:.2f} times the mean load, of "
+                            "{:.2f} at most, and nearly so for {} steps; a balancing loss (--aux-loss 0.01) "
                             "spreads tokens",
                             router.layer, load, limit, steps_in_a_row));
     }

@@ -209,26 +209,25 @@ Json joined_json(const comm::Joined& joined) {
 
 } // namespace
 
+Json step_json(const StepRecord& step) {
+    Json json{{"step", step.step},    {"loss", step.loss},       {"grad_norm", step.grad_norm},
+              {"lr", step.lr},        {"seconds", step.seconds}, {"tflops_per_gpu", step.tflops_per_gpu},
+              {"tokens", step.tokens}};
+    if (step.mtp_loss != 0.0) json["mtp_loss"] = step.mtp_loss;
+    if (step.overflow > 0.0) json["overflow"] = step.overflow;
+    for (const RouterRecord& router : step.routers)
+        json["routers"].push_back({{"layer", router.layer},
+                                   {"aux_loss", router.aux_loss},
+                                   {"z_loss", router.z_loss},
+                                   {"load_max_over_mean", router.load_max_over_mean},
+                                   {"load_entropy", router.load_entropy}});
+    return json;
+}
+
 std::string run_document(const RunRecord& run) {
     Json document = Json::object();
     document["steps"] = Json::array();
-    for (const StepRecord& step : run.steps) {
-        document["steps"].push_back({{"step", step.step},
-                                     {"loss", step.loss},
-                                     {"grad_norm", step.grad_norm},
-                                     {"lr", step.lr},
-                                     {"seconds", step.seconds},
-                                     {"tflops_per_gpu", step.tflops_per_gpu},
-                                     {"tokens", step.tokens}});
-        if (step.overflow > 0.0) document["steps"].back()["overflow"] = step.overflow;
-        Json routers = Json::array();
-        for (const RouterRecord& router : step.routers)
-            routers.push_back({{"layer", router.layer},
-                               {"aux_loss", router.aux_loss},
-                               {"z_loss", router.z_loss},
-                               {"load_max_over_mean", router.load_max_over_mean}});
-        if (!routers.empty()) document["steps"].back()["routers"] = std::move(routers);
-    }
+    for (const StepRecord& step : run.steps) document["steps"].push_back(step_json(step));
     document["peak_memory_gib"] = run.peak_memory_gib;
     document["backend"] = run.backend;
     document["ranks"] = run.ranks;

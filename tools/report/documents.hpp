@@ -32,11 +32,12 @@ std::string replay_document(const replay::Simulation& simulation, const pricing:
 struct RouterRecord {
     int layer = 0;
     double aux_loss = 0.0, z_loss = 0.0;
-    double load_max_over_mean = 1.0; // of the tokens sent to its experts
+    double load_max_over_mean = 1.0, load_entropy = 1.0; // of the tokens sent to its experts, as train::RouterStep
 };
 struct StepRecord {
     std::int64_t step = 0; // from 1
     double loss = 0.0;     // nats per token
+    double mtp_loss = 0.0; // mean over MTP layers, 0 without any
     double grad_norm = 0.0;
     double lr = 0.0;
     double seconds = 0.0;
@@ -57,6 +58,7 @@ struct RunRecord {
     device::MeanPower draw;                                           // of the devices of this process
     std::string command;                                              // run.json: how the run was started
 };
+nlohmann::ordered_json step_json(const StepRecord& step); // figures that are no numbers are null in its text
 std::string run_document(const RunRecord& run);
 
 std::string comparison_document(const Comparison& comparison);

@@ -30,12 +30,21 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
 void StepLog::add(const train::StepResult& step) {
     const double rate = static_cast<double>(step.tokens) / step.seconds;
     const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
-    run_.steps.push_back(
-        {step.step, step.loss, step.grad_norm, step.lr, step.seconds, tflops, step.tokens, step.overflow, {}});
+    run_.steps.push_back({step.step,
+                          step.loss,
+                          step.mtp_loss,
+                          step.grad_norm,
+                          step.lr,
+                          step.seconds,
+                          tflops,
+                          step.tokens,
+                          step.overflow,
+                          {}});
     double worst = 1.0;
     for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
-        run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
+        run_.steps.back().routers.push_back(
+            {router.layer, router.aux_loss, router.z_loss, router.max_over_mean(), router.load_entropy()});
     }
     for (const std::string& line : routers_.add(step)) console_.warn("{}", line);
     std::string routers;

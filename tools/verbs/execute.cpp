@@ -48,7 +48,12 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.steps = options.steps;
     result.lr = options.lr;
     result.schedule = train::learning_rate_named(options.lr_schedule);
-    if (options.min_lr >= 0.0) result.final_fraction = options.lr > 0.0 ? options.min_lr / options.lr : 0.0;
+    if (options.min_lr >= 0.0) {
+        if (!(options.min_lr <= options.lr)) refuse("--min-lr {}: must be between 0 and --lr", options.min_lr);
+        if (result.schedule == train::LearningRate::constant)
+            refuse("--min-lr {}: --lr-schedule constant does not fall", options.min_lr);
+        result.final_fraction = options.lr > 0.0 ? options.min_lr / options.lr : 0.0;
+    }
     result.decay_steps = options.lr_decay_steps;
     if (result.decay_steps > 0 && result.schedule != train::LearningRate::wsd)
         refuse("--lr-decay-steps {}: --lr-schedule {} has none, wsd has", options.lr_decay_steps, options.lr_schedule);
@@ -213,12 +218,6 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
-// The step that `run` holds last, as of now.
-StepContext context_of(const RunRecord& run) {
-    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-    return {now.count(), run.steps.back().tflops_per_gpu, run.peak_memory_gib};
-}
-
 // A run that hangs cannot be made to unwind: the process says why and ends.
 [[noreturn]] void end_hanging(const std::string& line, comm::Transport* transport) {
     if (transport != nullptr) transport->abort(line);
@@ -320,7 +319,10 @@ private:
             trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
             [&](const train::StepResult& step) {
                 log.add(step);
-                if (metrics_) metrics_->add(step, context_of(run_));
+                if (metrics_) {
+                    const std::chrono::duration<double> wall = std::chrono::system_clock::now().time_since_epoch();
+                    metrics_->add(run_.steps.back(), {wall.count(), run_.peak_memory_gib});
+                }
                 const device::PowerLog::Time now = std::chrono::steady_clock::now();
                 if (draws.due(now)) draws.add(now, trainer.power_sample());
             },

@@ -71,6 +71,17 @@ TEST_CASE("what changes the meaning of a run is refused by its field, and allowe
     CHECK(train::check_resume("c", stored(), now, {"rope_theta"}).size() == 1);
 }
 
+TEST_CASE("a long list that differs at its end alone is refused") {
+    std::string types;
+    for (int layer = 0; layer < 40; ++layer) types += R"("full_attention",)";
+    const std::string begin = R"({"name":"m","layer_types":[)" + types;
+    weights::RunState before = stored();
+    before.config = begin + R"("full_attention"]})";
+    train::ResumedRun now = same();
+    now.config = begin + R"("sliding_attention"]})";
+    CHECK(mentions(message([&] { train::check_resume("c", before, now, {}); }), "c: layer_types was ["));
+}
+
 TEST_CASE("a changed batch is said, and so is data without a position") {
     train::ResumedRun now = same();
     now.data.global_batch = 16;

@@ -210,6 +210,19 @@ TEST_CASE("learning rates follow their schedule") {
     }
 }
 
+TEST_CASE("loads of a router: most over mean, and entropy over that of even loads") {
+    const auto router = [](std::vector<std::int64_t> tokens) {
+        return train::RouterStep{0, 0.0, 0.0, std::move(tokens)};
+    };
+    CHECK(router({10, 10, 10, 10}).load_entropy() == nearly(1.0));
+    CHECK(router({30, 10, 0, 0}).max_over_mean() == 3.0);
+    CHECK(router({30, 10, 0, 0}).load_entropy() ==
+          nearly((0.75 * std::log(4.0 / 3.0) + 0.25 * std::log(4.0)) / std::log(4.0)));
+    CHECK(router({40, 0, 0, 0}).load_entropy() == 0.0);
+    CHECK(router({0, 0}).load_entropy() == 1.0);
+    CHECK(router({}).max_over_mean() == 1.0);
+}
+
 TEST_CASE("options outside their range are refused by name") {
     const auto refused = [](auto change, const char* name) {
         train::TrainOptions options;

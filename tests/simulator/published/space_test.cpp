@@ -1,7 +1,7 @@
 // The recipes of published runs against the space that search explores for their models, GPUs and batches.
 #include "planner/base/files.hpp"
-#include "planner/search/membership.hpp"
 #include "simulator/published/run_plan.hpp"
+#include "tests/simulator/published/outside_of_space.hpp"
 
 #include <doctest/doctest.h>
 

@@ -14,7 +14,7 @@ TEST_CASE("execute: a document with every field is tests/schemas/execute_on_gpus
     const char* source = std::getenv("SOURCE");
     REQUIRE(source != nullptr);
     RunRecord run;
-    run.steps = {{1, 10.5, 2.25, 1e-3, 0.5, 300.0, 4096, 12.0, {{3, 0.01, 0.5, 1.5}}}};
+    run.steps = {{1, 10.5, 9.5, 2.25, 1e-3, 0.5, 300.0, 4096, 12.0, {{3, 0.01, 0.5, 1.5, 0.75}}}};
     run.peak_memory_gib = 70.5;
     run.backend = "cuda";
     run.ranks = 2;

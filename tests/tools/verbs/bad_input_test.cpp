@@ -259,6 +259,7 @@ TEST_CASE("execute: data and options") {
                "--lr-schedule square: must be one of constant, cosine, linear");
     check_line(folder.run(execute + "--data text --lr 1e-3 --min-lr 1e-2"), 2,
                "--min-lr 0.01: must be between 0 and --lr");
+    check_line(folder.run(execute + "--data text --min-lr 1e-4"), 2, "--lr-schedule constant does not fall");
     check_line(folder.run(execute + "--data text --lr-decay-steps 5"), 2, "--lr-schedule constant has none, wsd has");
     check_line(folder.run(execute + "--data -1 text"), 2, "");
     CHECK(!folder.holds("run"));

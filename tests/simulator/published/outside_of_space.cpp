@@ -1,5 +1,5 @@
 // Looks a plan up in the space of its request, choice by choice.
-#include "planner/search/membership.hpp"
+#include "tests/simulator/published/outside_of_space.hpp"
 
 #include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
