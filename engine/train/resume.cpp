@@ -34,7 +34,8 @@ void flatten(const Json& json, const std::string& name, std::map<std::string, st
         return;
     }
     for (const auto& [key, value] : json.items())
-        if (silent_fields().count(key) == 0) flatten(value, name.empty() ? key : name + "." + key, fields);
+        if (silent_fields().count(key) == 0)
+            flatten(value, name.empty() ? key : fmt::format("{}.{}", name, key), fields);
 }
 
 std::map<std::string, std::string> fields_of(const std::string& config, const std::string& place) {

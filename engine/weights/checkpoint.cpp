@@ -15,10 +15,6 @@ namespace moe::weights {
 
 namespace {
 
-std::string inside(const std::string& folder, const std::string& name) {
-    return (std::filesystem::path(folder) / name).string();
-}
-
 const StoredTensor& stored_slice(const Safetensors& file, const std::string& name, std::int64_t elements) {
     const auto found = file.tensors().find(name);
     if (found == file.tensors().end() || found->second.elements != elements || found->second.dtype != "F32")

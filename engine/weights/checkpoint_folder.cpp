@@ -28,8 +28,6 @@ namespace fs = std::filesystem;
 constexpr const char* lock_name = "lock";
 constexpr std::string_view partial_mark = ".partial", probe_name = "write-test";
 
-std::string inside(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
-
 bool is_partial(const std::string& name) {
     const std::size_t mark = name.find(partial_mark);
     return mark != std::string::npos && step_of_name(std::string_view(name).substr(0, mark)).has_value();
@@ -75,6 +73,8 @@ std::int64_t time_of(int file) {
 }
 
 } // namespace
+
+std::string inside(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 

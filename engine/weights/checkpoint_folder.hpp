@@ -12,7 +12,8 @@
 
 namespace moe::weights {
 
-std::string checkpoint_name(std::int64_t step); // "step-00000012"
+std::string inside(const std::string& folder, const std::string& name); // FOLDER/NAME
+std::string checkpoint_name(std::int64_t step);                         // "step-00000012"
 // The step of a name that checkpoint_name() gives.
 std::optional<std::int64_t> step_of_name(std::string_view name);
 // FOLDER/step-00000012.partialRUN, where the processes of a run gather a checkpoint.

@@ -24,7 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string part_name(int rank) { return fmt::format("rank-{:05}.json", rank); }
-std::string inside(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
 // A rename or a new file is on the disk only when its folder is.
 void flush_folder(const std::string& path) {

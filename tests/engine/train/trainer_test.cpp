@@ -254,7 +254,7 @@ TEST_CASE("a run that diverges ends with one line") {
 }
 
 TEST_CASE("what the engine cannot run is refused by the field that asks for it") {
-    const auto refused = [](const char* model, std::vector<std::pair<std::string, std::string>> fields,
+    const auto refused = [](const char* model, const std::vector<std::pair<std::string, std::string>>& fields,
                             const char* text) {
         const plan::Plan plan = small_plan(model, 8, fields);
         CHECK_THROWS_WITH_AS(run::check_executable(plan, lowered(plan), backends::cpu_backend()),
