@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/comm/launch.hpp"
+#include "engine/comm/meeting.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -73,6 +74,7 @@ private:
         std::vector<std::vector<char>> empty;                        // buffers to use again
         std::chrono::steady_clock::time_point heard;
         bool closed = false, farewell = false;
+        std::string why; // why this process closed the connection
     };
     // The part of a message that has come so far.
     struct Arrival {
@@ -83,6 +85,8 @@ private:
 
     void read_loop();
     bool read_some(int peer, Arrival& arrival);
+    static bool make_room(Arrival& arrival);
+    bool end_of(Peer& peer, std::string why);
     void deliver(int peer, Arrival& arrival);
     void beat();
     void look(int from);
@@ -97,6 +101,7 @@ private:
     std::mutex mutex_;
     std::condition_variable arrived_;
     std::string aborted_; // the first reason that another process gave
+    Socket listener_;     // rank 0's: who still calls is told that the run has begun
     std::thread reader_;
     std::atomic<bool> ending_{false};
     int wake_[2] = {-1, -1}; // pipe that ends the reader's wait
