@@ -12,10 +12,10 @@ struct Launch {
     int rank = 0, world = 1;
     std::string host = "127.0.0.1";
     int port = 29500;
-    int local = 0;      // number of the process on this machine, from 0: the device it uses
-    std::string token;  // secret of the job, MOE_PLAN_JOB_TOKEN; empty: only addresses of this machine are used
-    std::string listen; // address at which rank 0 listens, empty = that of `host`
-    std::function<void(const std::string& line)> say; // told of callers that were sent away
+    int local = 0;           // number of the process on this machine, from 0: the device it uses
+    std::string token = {};  // secret of the job, MOE_PLAN_JOB_TOKEN; empty: only addresses of this machine are used
+    std::string listen = {}; // address at which rank 0 listens, empty = that of `host`
+    std::function<void(const std::string& line)> say = {}; // told of callers that were sent away
 };
 
 // Reads the launch from the environment: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI),
