@@ -104,6 +104,17 @@ void Transport::check_peers() {
         if (peer != rank_ && !peers_[static_cast<std::size_t>(peer)]->farewell) check(peer);
 }
 
+std::string Transport::gone() {
+    try {
+        check_peers();
+    } catch (const engine::Aborted&) {
+        return aborted();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
 // The work of a wait twice a second: check, and show the watchdog that it does.
 void Transport::look(int from) {
     looked_ = Clock::now().time_since_epoch().count();

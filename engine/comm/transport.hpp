@@ -62,6 +62,7 @@ public:
     void close();
     // Throws as a wait for them would where another process has died, stopped or failed.
     void check_peers();
+    std::string gone(); // what check_peers() would say, or why another process has ended the run; empty while all live
     // Tells the others why this process ends; their waits throw Aborted, and aborted() says why.
     void abort(const std::string& why);
     std::string aborted(); // reason of an abort; empty while all is well

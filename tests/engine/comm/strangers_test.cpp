@@ -251,4 +251,5 @@ TEST_CASE("transport: a length that nobody can send ends the connection, and the
         why = error.what();
     }
     CHECK(mentions(why, "rank 1 sends a message of 1152921504606846976 bytes, more than this machine's memory"));
+    CHECK(root.transport().gone() == why);
 }
