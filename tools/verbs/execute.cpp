@@ -249,7 +249,13 @@ public:
         train::Trainer trainer(plan_, train_with_);
         std::optional<weights::FolderLock> lock;
         if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
-        if (lock) lock->remove_partial_checkpoints();
+        if (lock) {
+            lock->remove_partial_checkpoints();
+            constexpr double bytes_of_parameter = 12.0; // the weight and both moments, in FP32
+            weights::require_room(options_.checkpoint,
+                                  bytes_of_parameter *
+                                      static_cast<double>(model::count_parameters(*plan_.model).total));
+        }
         set_weights(options_, trainer, data_, console_);
         require_one_start(trainer);
         if (first_ && !options_.metrics.empty())
