@@ -159,7 +159,7 @@ EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const
     if (backwards.split) emit_halves(program, emitted, backwards.whole);
     if (parameters.has("embedding"))
         emitted.table_gradient =
-            builder.weight("embedding", plan.model->padded_vocab(plan.tp) / plan.tp, plan.model->hidden).gradient;
+            builder.weight("embedding", plan.padded_vocab() / plan.tp, plan.model->hidden).gradient;
     return emitted;
 }
 
