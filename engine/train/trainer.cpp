@@ -79,7 +79,9 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
             static_cast<int>(ranks_.size()), options_.hang_timeout,
             [this](int place) {
                 const Rank& rank = ranks_[static_cast<std::size_t>(place)];
-                return (again_ ? rank.rerun_executor : rank.executor)->standing();
+                run::Standing standing = (again_ ? rank.rerun_executor : rank.executor)->standing();
+                if (transport() != nullptr) standing.gone = transport()->gone();
+                return standing;
             },
             options_.on_hang);
 }

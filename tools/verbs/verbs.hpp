@@ -78,6 +78,7 @@ struct ExecuteOptions : OutputOptions {
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
     std::string aux_loss, balance; // plan fields of these names, empty = as in the plan
     std::int64_t seed = 1;
+    std::string listen;            // address at which rank 0 waits for the others, empty = that of MASTER_ADDR
     double hang_timeout = 20.0;    // seconds that an op may take
     std::int64_t log_interval = 1; // steps between lines of the log
     std::string command;           // as typed, for run.json
