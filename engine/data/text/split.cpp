@@ -41,17 +41,18 @@ bool can_split(std::string& why) {
 
 namespace {
 
-// Whether a pattern holds an anchor, a word boundary or a look behind. "^" opens a negated set where "[" is before it.
+// Whether a pattern holds an anchor, a word boundary or a look behind, outside of sets of characters.
 bool looks_behind(std::string_view pattern) {
+    int sets = 0;
     for (std::size_t i = 0; i < pattern.size(); ++i) {
         const std::string_view rest = pattern.substr(i);
-        if (pattern[i] == '\\') {
-            if (rest.size() > 1 && std::string_view("AGbB").find(rest[1]) != std::string_view::npos) return true;
-            ++i;
-        } else if ((pattern[i] == '^' && (i == 0 || pattern[i - 1] != '[')) || rest.starts_with("(?<=") ||
-                   rest.starts_with("(?<!")) {
+        if (pattern[i] == '[') ++sets;
+        if (pattern[i] == ']' && sets > 0) --sets;
+        const bool escape = pattern[i] == '\\';
+        if (sets == 0 && (pattern[i] == '^' || rest.starts_with("(?<=") || rest.starts_with("(?<!") ||
+                          (escape && rest.size() > 1 && std::string_view("AGbB").find(rest[1]) != rest.npos)))
             return true;
-        }
+        if (escape) ++i;
     }
     return false;
 }

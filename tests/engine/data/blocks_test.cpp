@@ -91,13 +91,19 @@ TEST_CASE("blocks: the ids of any text are those of it in one piece, for one ste
     Json gpt2 = made_by_hand(), one = made_by_hand(), three = made_by_hand(), behind = made_by_hand();
     one["pre_tokenizer"] = split_by({R"((?i:'s|'ll)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)" + rest});
     one["normalizer"] = {{"type", "NFC"}};
-    three["pre_tokenizer"] =
-        split_by({R"(\p{N}{1,3})", "[\u4e00-\u9fa5]+", R"([^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|)" + rest});
+    three["pre_tokenizer"] = split_by({R"(\p{N}{1,3})", "[\u4e00-\u9fa5]+",
+                                       R"([!"#\[\\\]^_~][A-Za-z]+|)"
+                                       R"([^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|)" +
+                                           rest});
     behind["pre_tokenizer"] = split_by({R"((?<=l)l|\p{L}|[^\p{L}]+)"}); // what looks behind is not cut at all
     for (const Json& json : {gpt2, one, three, behind}) {
         write_file(folder / "tokenizer.json", json.dump());
         const data::BytePairEncoder encoder(folder / "tokenizer.json");
         const bool whole = json == behind;
+        Ids ids;
+        data::BytePairEncoder::Known known;
+        const std::string begin = draw_text(7, 100);
+        CHECK(encoder.encode(begin, encoder.likely_cut(begin, {"text", 0}), {"text", 0}, known, ids) == !whole);
         for (unsigned seed = 0; seed < (whole ? 1 : 12); ++seed) {
             CAPTURE(seed);
             const std::string text = draw_text(seed, whole ? 300 : 2000);
