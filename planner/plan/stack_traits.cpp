@@ -20,6 +20,7 @@ constexpr StackTraits own{
     .final_norm_with_mtp = true,
     .fuses_cross_entropy = true,
     .plans_worst_case_rows = true,
+    .counts_load = true,
     .retries_overflow = true,
     .peer_memory_dispatch = true,
     .offloads_planned_rows = true,

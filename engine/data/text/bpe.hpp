@@ -4,6 +4,7 @@
 #include "engine/data/text/split.hpp"
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,6 +25,8 @@ public:
     // Appends the ids of a text. `place` names its file in errors. Not for several threads at once: pieces are
     // remembered.
     void encode(std::string_view text, const std::string& place, std::vector<std::int32_t>& ids);
+    // The bytes that ids stand for, added tokens as they are written; ids without a token give nothing.
+    std::string bytes(std::span<const std::int32_t> ids) const;
 
 private:
     struct Merge {
