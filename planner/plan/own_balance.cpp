@@ -53,20 +53,19 @@ OwnBalance own_balance(const Plan& plan, WantedBalance wanted) {
     } else if (const auto in = stating(config, "router_aux_loss_coef")) {
         const double coefficient = in->number("router_aux_loss_coef", 0.0, most);
         r.aux_loss = coefficient * routers.top_k / routers.layers;
-        r.load_balancing = LoadBalancing::global;
-        own.said = fmt::format("router_aux_loss_coef {} over all layers as in transformers, aux_loss {:.3g} in each",
-                               coefficient, r.aux_loss);
+        own.said =
+            fmt::format("router_aux_loss_coef {} as in transformers, a mean over layers: aux_loss {:.3g} in each",
+                        coefficient, r.aux_loss);
     } else if (const auto alpha = stating(config, "aux_loss_alpha")) {
         r.aux_loss = alpha->number("aux_loss_alpha", 0.0, most);
-        const bool sequences = alpha->boolean_or("seq_aux", true);
-        r.load_balancing = sequences ? LoadBalancing::sequence : LoadBalancing::global;
-        own.said = fmt::format("aux_loss_alpha {} in each layer as in DeepSeek's code and Megatron, over {}",
-                               r.aux_loss, sequences ? "sequences" : "the batch");
+        if (!alpha->boolean_or("seq_aux", true)) r.load_balancing = LoadBalancing::global;
+        own.said = fmt::format("aux_loss_alpha {} in each layer as in DeepSeek's code and Megatron", r.aux_loss);
     }
     if (r.aux_loss == 0.0) {
         r.load_balancing = plan.router.load_balancing;
         own.said.clear();
     }
+    if (r.aux_loss > 0.0) own.said += fmt::format(" ({})", to_string(r.load_balancing));
     if (wanted.bias_update && routers.biased && (plan.offload & offload::optimizer) == 0) {
         r.bias_update = bias_rate;
         own.said += fmt::format("{}selection bias moved by {} a step as in DeepSeek-V3", own.said.empty() ? "" : "; ",

@@ -12,12 +12,12 @@ struct OwnBalance {
     std::string said;      // the quantities with their convention, "" where nothing is added
 };
 
-// What the plan's model states:
+// What the plan's model states, over the tokens that the plan's load_balancing names unless said otherwise:
 // - router_aux_loss_coef c, as transformers takes it (load_balancing_loss_func of modeling_mixtral.py): one mean over
 //   the tokens of all MoE layers, which a balanced router of top k brings to k. A layer's own coefficient, by the form
-//   of RouterTraining, is then c * k / layers, over the global batch.
+//   of RouterTraining, is then c * k / layers.
 // - aux_loss_alpha, as DeepSeek's own code takes it (modeling_deepseek.py of DeepSeek-V2): in every layer, over
-//   sequences where seq_aux is set (its default), else over the global batch. RouterTraining has the same form.
+//   the global batch where seq_aux is false. RouterTraining has the same form.
 // - A selection bias moves by 0.001 per step (arXiv 2412.19437 section 4.2).
 // A plan that chooses any of aux_loss, z_loss and bias_update, or forces the choice, gets nothing; a plan whose
 // optimizer is offloaded gets no bias_update. Only quantities that are `wanted` are added.

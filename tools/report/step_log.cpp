@@ -27,7 +27,7 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
       flops_per_token_(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)),
       plan_(plan),
       gpus_(plan.gpus),
-      routers_(*plan.model) {}
+      routers_(*plan.model, plan.router.aux_loss) {}
 
 RouterRecord StepLog::router_record(const train::RouterStep& router) const {
     RouterRecord record{
