@@ -71,7 +71,7 @@ struct RouterStep {
     int layer = 0;                       // number of the layer in the model; MTP layers come behind the model's
     double aux_loss = 0.0, z_loss = 0.0; // losses with their coefficients; 0 where the plan has none
     std::vector<std::int64_t> tokens;    // tokens sent to each expert
-    std::vector<double> bias;            // selection biases behind the step, where the plan moves them
+    std::vector<double> bias = {};       // selection biases behind the step, where the plan moves them
     double bias_spread() const;          // largest bias less the smallest, 0 without any
     double max_over_mean() const;        // most tokens of an expert over the mean; 1 = balanced
     // Entropy of the loads over that of even ones: 1 = even, 0 = one expert has all; 1 where nothing is sent.

@@ -34,8 +34,8 @@ struct RouterRecord {
     int layer = 0;
     double aux_loss = 0.0, z_loss = 0.0;
     double load_max_over_mean = 1.0, load_entropy = 1.0; // of the tokens sent to its experts, as train::RouterStep
-    std::optional<double> bias_spread; // largest selection bias less the smallest, where the plan moves them
-    std::optional<double> dropped;     // share of the choices beyond expert_capacity, where the plan has one
+    std::optional<double> bias_spread = {}; // largest selection bias less the smallest, where the plan moves them
+    std::optional<double> dropped = {};     // share of the choices beyond expert_capacity, where the plan has one
 };
 struct StepRecord {
     std::int64_t step = 0; // from 1
@@ -48,7 +48,7 @@ struct StepRecord {
     std::int64_t tokens = 0;
     double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
     std::vector<RouterRecord> routers; // by MoE layer
-    std::optional<double> valid_loss;  // behind the step, where there was an evaluation
+    std::optional<double> valid_loss = {}; // behind the step, where there was an evaluation
 };
 struct EvaluationRecord {
     std::int64_t step = 0; // behind which it was made

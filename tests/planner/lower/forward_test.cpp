@@ -23,7 +23,8 @@ std::vector<plan::Plan> plans_without_fsdp() {
 
 template <class Visit>
 void for_each_op(const program::Program& program, Visit visit) {
-    for (program::OpWalk walk(program); !walk.done(); walk.next()) visit(walk);
+    for (const program::Template& ops : program.templates)
+        for (const program::Op& op : ops.ops) visit(op);
 }
 
 } // namespace
@@ -45,9 +46,9 @@ TEST_CASE("a forward alone takes every micro-batch through every chunk once, in 
             CHECK(turns == of_step);
             CHECK(static_cast<int>(turns.size()) == plan.vpp * plan.micro_batches());
             CHECK(forward.slots.size() == turns.size() + 2);
-            for_each_op(forward, [&](const program::OpWalk& at) {
-                CHECK((at.op().phase == program::Phase::forward || at.op().phase == program::Phase::step));
-                for (const program::TensorId id : at.op().out) {
+            for_each_op(forward, [&](const program::Op& op) {
+                CHECK((op.phase == program::Phase::forward || op.phase == program::Phase::step));
+                for (const program::TensorId id : op.out) {
                     if (id == program::no_tensor) continue;
                     const program::Tensor& tensor = forward.tensors[static_cast<std::size_t>(id)];
                     CHECK(tensor.storage != program::Storage::optimizer);
@@ -85,16 +86,16 @@ TEST_CASE("generation keeps keys and values of its own for every layer, and leav
     const program::Program program = lower::lower_forward(plan, 0, {true, keys});
     std::set<program::TensorId> caches;
     std::size_t calls = 0;
-    for_each_op(program, [&](const program::OpWalk& at) {
-        CHECK(at.op().kind != program::OpKind::attention);
-        CHECK(at.op().kind != program::OpKind::cross_entropy);
-        CHECK(at.op().kind != program::OpKind::ce_loss);
-        if (at.op().kind != program::OpKind::attention_cached) return;
+    for_each_op(program, [&](const program::Op& op) {
+        CHECK(op.kind != program::OpKind::attention);
+        CHECK(op.kind != program::OpKind::cross_entropy);
+        CHECK(op.kind != program::OpKind::ce_loss);
+        if (op.kind != program::OpKind::attention_cached) return;
         ++calls;
-        const auto& attr = std::get<program::AttentionAttr>(at.op().attr);
+        const auto& attr = std::get<program::AttentionAttr>(op.attr);
         CHECK(attr.seq_k == keys);
         for (const int cache : {1, 2}) {
-            const program::TensorId id = at.op().out[static_cast<std::size_t>(cache)];
+            const program::TensorId id = op.out[static_cast<std::size_t>(cache)];
             caches.insert(id);
             const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
             CHECK(tensor.storage == program::Storage::optimizer);
