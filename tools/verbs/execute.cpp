@@ -76,6 +76,10 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     train::check_options(result);
     if (options.log_interval < 1) refuse("--log-interval {}: must be 1 or more", options.log_interval);
     if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
+    if (options.keep_checkpoints < 0)
+        refuse("--keep-checkpoints {}: must be 0 (all) or more", options.keep_checkpoints);
+    if (options.checkpoint.empty() && options.keep_checkpoints > 0)
+        refuse("--keep-checkpoints: needs --checkpoint DIR");
     if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
         refuse("{}: needs --checkpoint DIR", options.resume ? "--resume" : "--save-interval");
     if (options.eval_interval < 0) refuse("--eval-interval {}: must be 0 or more", options.eval_interval);
@@ -333,9 +337,10 @@ private:
         std::optional<train::Saving> saving;
         if (!options_.checkpoint.empty()) {
             const bool alone = transport_ == nullptr;
-            writer.emplace(options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
-                           alone ? 0 : transport_->rank(),
-                           [this](std::int64_t sample) { return data_.position(sample); });
+            writer.emplace(
+                options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
+                alone ? 0 : transport_->rank(), [this](std::int64_t sample) { return data_.position(sample); },
+                static_cast<std::size_t>(options_.keep_checkpoints));
             saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
         train::train(

@@ -61,14 +61,15 @@ struct ExecuteOptions : OutputOptions {
     std::vector<std::string> data; // prefixes of .bin/.idx pairs, each with or without "WEIGHT " before it
     std::int64_t steps = 100;
     std::string backend = "cpu";
-    std::string run_dir, trace;     // empty = not written
-    std::string metrics;            // folder of the history, empty = none
-    std::string valid_data;         // prefix of a .bin/.idx pair, empty = no evaluation
-    std::int64_t eval_interval = 0; // steps, 0 = only behind the last one
-    std::int64_t eval_batches = 0;  // global batches of the validation data, 0 = all of it
-    std::string init_from;          // Hugging Face folder of initial weights, empty = random ones
-    std::string checkpoint;         // folder, empty = none
-    std::int64_t save_interval = 0; // steps, 0 = only at the end
+    std::string run_dir, trace;        // empty = not written
+    std::string metrics;               // folder of the history, empty = none
+    std::string valid_data;            // prefix of a .bin/.idx pair, empty = no evaluation
+    std::int64_t eval_interval = 0;    // steps, 0 = only behind the last one
+    std::int64_t eval_batches = 0;     // global batches of the validation data, 0 = all of it
+    std::string init_from;             // Hugging Face folder of initial weights, empty = random ones
+    std::string checkpoint;            // folder, empty = none
+    std::int64_t save_interval = 0;    // steps, 0 = only at the end
+    std::int64_t keep_checkpoints = 0; // newest ones that stay, 0 = all
     bool resume = false;
     std::vector<std::string> allow_change; // fields in which a resumed run may differ from its checkpoint's
     std::string shuffle = "on";
