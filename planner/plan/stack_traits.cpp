@@ -21,6 +21,7 @@ constexpr StackTraits own{
     .vocab_alignment = 128,
     .fuses_cross_entropy = true,
     .plans_worst_case_rows = true,
+    .counts_load = true,
     .retries_overflow = true,
     .peer_memory_dispatch = true,
     .offloads_planned_rows = true,

@@ -37,6 +37,8 @@ struct StackTraits {
     bool fuses_cross_entropy = false;
     // Buffers of routed rows hold the worst case where Plan::capacity is not set; otherwise the rows that are expected.
     bool plans_worst_case_rows = false;
+    // The tokens of every expert are summed up on the device in every step, also where no loss or bias needs them.
+    bool counts_load = false;
     // Routed rows beyond Plan::capacity are counted, and the step is run again with more room (overflow_retry.hpp).
     bool retries_overflow = false;
     // Dispatcher hybridep moves tokens over memory that peers share, by ops of its own; otherwise it is only priced.

@@ -72,6 +72,10 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
     logits_ = emit::linear_forward(b, head_, normed, b.activation_dtype());
+    if (b.cached_keys > 0) {
+        b.program().io.logits = logits_;
+        return normed;
+    }
     // The last `depth` positions of a sample have no label.
     const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq - depth_);
     loss_ = gradient_ = {rows, local, model_.vocab, 1.0 / tokens};
@@ -80,7 +84,7 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const program::TensorId loss = depth_ == 0 ? io.loss : io.mtp_loss;
     const program::TensorId local_max = b.tensor(key_ + ".max_local", program::Dtype::f32, rows, 1);
     const program::TensorId local_stat = b.tensor(key_ + ".stat_local", program::Dtype::f32, rows, 2);
-    if (at_once(plan)) {
+    if (at_once(plan) && b.with_backward) {
         loss_.gradient_scale = gradient_.scale;
         b.emit(program::OpKind::cross_entropy, {logits_, labels(b)}, {logits_, local_max, local_stat, loss}, loss_);
         return normed;
