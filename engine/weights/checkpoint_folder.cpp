@@ -100,6 +100,19 @@ std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
     return steps;
 }
 
+void keep_newest(const std::string& folder, std::size_t keep) {
+    const std::vector<std::int64_t> steps = checkpoint_steps(folder);
+    for (std::size_t i = keep; i < steps.size(); ++i) {
+        const std::string path = inside(folder, checkpoint_name(steps[i])),
+                          leaving = partial_checkpoint(folder, steps[i], "-removed");
+        std::error_code error;
+        fs::rename(path, leaving, error);
+        failpoint("old checkpoint renamed");
+        if (!error) fs::remove_all(leaving, error);
+        if (error) fail("cannot remove {}: {}", path, error.message());
+    }
+}
+
 void refuse_foreign_folder(const std::string& folder) {
     for (const std::string& name : names_in(folder)) {
         const fs::path whole = fs::absolute(folder).lexically_normal();

@@ -21,6 +21,9 @@ std::string partial_checkpoint(const std::string& folder, std::int64_t step, con
 
 // Steps of the checkpoints in a folder, newest first; empty where the folder is missing.
 std::vector<std::int64_t> checkpoint_steps(const std::string& folder);
+// Removes all checkpoints but the newest `keep`. One that is being removed has no final name any more, so that a run
+// which is killed meanwhile leaves no half of it there.
+void keep_newest(const std::string& folder, std::size_t keep);
 // Refuses to resume from a folder without checkpoints that holds anything else: throws Error (bad_input) naming it.
 // A folder that is missing or empty is a run's that has not saved yet.
 void refuse_foreign_folder(const std::string& folder);

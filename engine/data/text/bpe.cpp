@@ -110,4 +110,14 @@ bool BytePairEncoder::encode(std::string_view text, std::size_t end, const Place
     return false;
 }
 
+std::string BytePairEncoder::bytes(std::span<const std::int32_t> ids) const {
+    std::unordered_map<std::int32_t, std::string_view> token;
+    for (const auto& [text, id] : whole_) token.emplace(id, text);
+    for (const Added& added : added_) token[added.id] = added.text;
+    std::string text;
+    for (const std::int32_t id : ids)
+        if (const auto found = token.find(id); found != token.end()) text += found->second;
+    return text;
+}
+
 } // namespace moe::data

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -53,6 +54,8 @@ public:
     std::size_t likely_cut(std::string_view text, const Place& place) const {
         return splitter_->likely_cut(text, place);
     }
+    // The bytes that ids stand for, added tokens as they are written; ids without a token give nothing.
+    std::string bytes(std::span<const std::int32_t> ids) const;
 
 private:
     struct Merge {

@@ -78,6 +78,8 @@ private:
     program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId attend(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
                              program::AttentionAttr attr, program::TensorId sinks);
+    program::TensorId attend_cached(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
+                                    program::AttentionAttr attr, program::TensorId sinks) const;
     program::TensorId low(emit::Builder& b, program::TensorId x, const std::string& name) const;
     void attend_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq, program::TensorId dk,
                          program::TensorId dv);

@@ -239,6 +239,13 @@ TEST_CASE("damaged checkpoints are named and skipped; senseless requests are ref
     check_line(folder.run("moe-plan execute plan.json --data text --checkpoint c"), 2, "add --resume to go on");
     check_line(folder.run("moe-plan execute plan.json --data text --resume"), 2, "--resume: needs --checkpoint");
     check_line(folder.run("moe-plan execute plan.json --data text --save-interval 2"), 2, "needs --checkpoint");
+    check_line(folder.run("moe-plan execute plan.json --data text --keep-checkpoints 2"), 2, "needs --checkpoint");
+    check_line(folder.run("moe-plan execute plan.json --data text --checkpoint d --keep-checkpoints -2"), 2,
+               "--keep-checkpoints -2");
+    document(folder.run(execute("plan.json", 6, "--checkpoint k --save-interval 1 --keep-checkpoints 2")));
+    CHECK(folder.holds("k/step-00000006/index.json"));
+    CHECK(folder.holds("k/step-00000005/index.json"));
+    CHECK(!folder.holds("k/step-00000004"));
     check_line(folder.run("moe-plan execute plan.json --data text --checkpoint d --save-interval -2"), 2,
                "--save-interval -2");
     check_line(folder.run("moe-plan execute plan.json --data text --steps 9 --seed 2 --checkpoint c --resume"), 2,
