@@ -137,4 +137,33 @@ void IndexedDataset::read(std::int64_t first, std::span<std::int32_t> out, std::
     }
 }
 
+void IndexedDataset::index_documents() {
+    const auto sequences = load<std::uint64_t>(index_, 18);
+    const std::size_t documents_at = header_bytes + 12 * sequences;
+    std::vector<std::int64_t> firsts;
+    firsts.reserve(static_cast<std::size_t>(documents_));
+    std::uint64_t sequence = 0;
+    std::int64_t first = 0;
+    for (std::int64_t d = 0; d < documents_; ++d) {
+        const auto begin = load<std::int64_t>(index_, documents_at + 8 * static_cast<std::size_t>(d));
+        if (begin < static_cast<std::int64_t>(sequence) || begin > static_cast<std::int64_t>(sequences))
+            refuse("{}: document {} begins at sequence {}, behind one at {} of {}: the documents are not in order",
+                   index_.path(), d, begin, sequence, sequences);
+        for (; sequence < static_cast<std::uint64_t>(begin); ++sequence)
+            first += load<std::int32_t>(index_, header_bytes + 4 * sequence);
+        firsts.push_back(first);
+    }
+    if (firsts.front() != 0) refuse("{}: {} tokens stand before the first document", index_.path(), firsts.front());
+    first_of_document_ = std::move(firsts);
+}
+
+void IndexedDataset::read_documents(std::int64_t first, std::span<std::int64_t> out) {
+    if (first_of_document_.empty()) index_documents();
+    auto next = std::upper_bound(first_of_document_.begin(), first_of_document_.end(), first);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        while (next != first_of_document_.end() && *next <= first + static_cast<std::int64_t>(i)) ++next;
+        out[i] = *(next - 1);
+    }
+}
+
 } // namespace moe::data

@@ -28,9 +28,13 @@ public:
     // Tokens [first, first + out.size()) of the concatenated documents. Throws Error (bad_input) for an id that is
     // negative or not below `vocab`.
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const;
+    // First token of the document that each of the tokens [first, first + out.size()) is of. The first call reads where
+    // all documents begin; it throws Error (bad_input) where they are not in order.
+    void read_documents(std::int64_t first, std::span<std::int64_t> out);
 
 private:
     std::int64_t token(std::size_t byte) const;
+    void index_documents();
 
     std::string prefix_;
     engine::MappedFile index_, data_;
@@ -39,6 +43,7 @@ private:
     std::size_t width_ = 0;
     // Empty where sequences lie back to back in the .bin, which is the rule; else the first token of each sequence.
     std::vector<std::int64_t> first_token_;
+    std::vector<std::int64_t> first_of_document_; // empty until it is asked for
     std::size_t offsets_at_ = 0; // place of the i64[S] of offsets in the index
 };
 
@@ -62,6 +67,9 @@ public:
     const IndexedDataset& dataset(std::size_t i) const { return *entries_[i].data; }
     // Writes seq + 1 tokens of sample `sample` of the blend; samples are numbered from 0 over the whole run.
     void read(std::int64_t sample, std::span<std::int32_t> out);
+    // Writes where the document of each of those tokens begins in the sample. Blocks that are no neighbours in the data
+    // are of different documents.
+    void read_documents(std::int64_t sample, std::span<std::int32_t> starts);
     // Where every dataset stands when sample `sample` is the next.
     DataPosition position(std::int64_t sample);
     // Makes `sample` the next behind that position. A dataset that was there goes on where it stood, in blocks as long
@@ -81,6 +89,9 @@ private:
     DatasetPosition behind(const Entry& entry, std::int64_t taken) const;
     void walk_to(std::int64_t sample);
     std::size_t next_entry() const;
+    // Calls run(dataset, first token, offset in the sample, tokens) for the sample's pieces of seq tokens in all.
+    template <class Run>
+    void for_each_piece(std::int64_t sample, Run run);
 
     std::vector<Entry> entries_;
     std::int64_t seq_, global_batch_, vocab_;

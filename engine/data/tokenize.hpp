@@ -17,7 +17,10 @@ struct TokenizeResult {
 TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::string& prefix);
 // Tokenizes with the vocabulary of a Hugging Face tokenizer.json (BytePairEncoder says which), in 16-bit elements where
 // they hold all ids, else 32-bit ones. Special tokens are not added; those that stand in the text become one id.
+// append_eod: every document ends with the end-of-document token. It is the eos_token of the tokenizer_config.json
+// beside the tokenizer; without that file the one token among the added ones that models use for it. Throws Error
+// (bad_input) where there is none, or several.
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
-                              const std::string& prefix);
+                              const std::string& prefix, bool append_eod = false);
 
 } // namespace moe::data

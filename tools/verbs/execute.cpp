@@ -316,7 +316,9 @@ private:
             saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
         train::train(
-            trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+            trainer, train_with_,
+            {[this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+             [this](std::int64_t sample, std::span<std::int32_t> starts) { data_.read_documents(sample, starts); }},
             [&](const train::StepResult& step) {
                 log.add(step);
                 if (metrics_) {

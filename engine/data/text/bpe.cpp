@@ -102,4 +102,10 @@ void BytePairEncoder::encode(std::string_view text, const std::string& place, st
     encode_plain(text.substr(done), place, ids);
 }
 
+std::optional<std::int32_t> BytePairEncoder::added_token(std::string_view text) const {
+    for (const Added& token : added_)
+        if (token.text == text) return token.id;
+    return std::nullopt;
+}
+
 } // namespace moe::data

@@ -4,6 +4,8 @@
 #include "engine/data/text/split.hpp"
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,6 +26,8 @@ public:
     // Appends the ids of a text. `place` names its file in errors. Not for several threads at once: pieces are
     // remembered.
     void encode(std::string_view text, const std::string& place, std::vector<std::int32_t>& ids);
+    // Id of the added token with this text, if there is one.
+    std::optional<std::int32_t> added_token(std::string_view text) const;
 
 private:
     struct Merge {
