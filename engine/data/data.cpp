@@ -157,11 +157,16 @@ void IndexedDataset::index_documents() {
     first_of_document_ = std::move(firsts);
 }
 
-void IndexedDataset::read_documents(std::int64_t first, std::span<std::int64_t> out) {
+const std::vector<std::int64_t>& IndexedDataset::first_of_document() {
     if (first_of_document_.empty()) index_documents();
-    auto next = std::upper_bound(first_of_document_.begin(), first_of_document_.end(), first);
+    return first_of_document_;
+}
+
+void IndexedDataset::read_documents(std::int64_t first, std::span<std::int64_t> out) {
+    const std::vector<std::int64_t>& firsts = first_of_document();
+    auto next = std::upper_bound(firsts.begin(), firsts.end(), first);
     for (std::size_t i = 0; i < out.size(); ++i) {
-        while (next != first_of_document_.end() && *next <= first + static_cast<std::int64_t>(i)) ++next;
+        while (next != firsts.end() && *next <= first + static_cast<std::int64_t>(i)) ++next;
         out[i] = *(next - 1);
     }
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,6 +32,7 @@ public:
     // First token of the document that each of the tokens [first, first + out.size()) is of. The first call reads where
     // all documents begin; it throws Error (bad_input) where they are not in order.
     void read_documents(std::int64_t first, std::span<std::int64_t> out);
+    const std::vector<std::int64_t>& first_of_document(); // first token of each document; as above
 
 private:
     std::int64_t token(std::size_t byte) const;
@@ -44,7 +46,7 @@ private:
     // Empty where sequences lie back to back in the .bin, which is the rule; else the first token of each sequence.
     std::vector<std::int64_t> first_token_;
     std::vector<std::int64_t> first_of_document_; // empty until it is asked for
-    std::size_t offsets_at_ = 0; // place of the i64[S] of offsets in the index
+    std::size_t offsets_at_ = 0;                  // place of the i64[S] of offsets in the index
 };
 
 struct BlendEntry {
@@ -70,6 +72,8 @@ public:
     // Writes where the document of each of those tokens begins in the sample. Blocks that are no neighbours in the data
     // are of different documents.
     void read_documents(std::int64_t sample, std::span<std::int32_t> starts);
+    // Documents by their tokens, each dataset's as often as the blend draws its tokens; empty ones left out.
+    std::map<std::int64_t, double> document_lengths();
     // Where every dataset stands when sample `sample` is the next.
     DataPosition position(std::int64_t sample);
     // Makes `sample` the next behind that position. A dataset that was there goes on where it stood, in blocks as long

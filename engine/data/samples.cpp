@@ -194,6 +194,19 @@ void SampleData::read_documents(std::int64_t sample, std::span<std::int32_t> sta
     });
 }
 
+std::map<std::int64_t, double> SampleData::document_lengths() {
+    std::map<std::int64_t, double> lengths;
+    for (const Entry& entry : entries_) {
+        const std::vector<std::int64_t>& firsts = entry.data->first_of_document();
+        const double weight = entry.share * static_cast<double>(tokens()) / static_cast<double>(entry.data->tokens());
+        for (std::size_t d = 0; d < firsts.size(); ++d) {
+            const std::int64_t end = d + 1 < firsts.size() ? firsts[d + 1] : entry.data->tokens();
+            if (end > firsts[d]) lengths[end - firsts[d]] += weight;
+        }
+    }
+    return lengths;
+}
+
 double SampleData::unigram_entropy(std::int64_t most_tokens) const {
     std::vector<double> counts(static_cast<std::size_t>(vocab_), 0.0);
     std::vector<std::int32_t> block(4096);

@@ -13,7 +13,6 @@
 namespace moe::model {
 namespace {
 
-constexpr std::size_t most_bins = 64;
 constexpr double longest = 1e12; // tokens of a document, and documents of a bin
 
 // A number from 0 to `longest`; false where the text is none.
@@ -87,8 +86,9 @@ DocumentLengths document_lengths_from_string(const std::string& text) {
     }
     DocumentLengths lengths = ordered(bins);
     if (lengths.bins.empty()) refuse("lengths={}: holds no documents", shown(text));
-    if (lengths.bins.size() > most_bins)
-        refuse("lengths={}: {} lengths are more than the {} of a plan", shown(text), lengths.bins.size(), most_bins);
+    if (lengths.bins.size() > most_document_bins)
+        refuse("lengths={}: {} lengths are more than the {} of a plan", shown(text), lengths.bins.size(),
+               most_document_bins);
     return lengths;
 }
 
@@ -135,7 +135,7 @@ DocumentLengths read_document_lengths(const std::string& path) {
     }
     DocumentLengths lengths = ordered(bins);
     if (lengths.bins.empty()) refuse("{}: holds no document lengths", path);
-    return merged(std::move(lengths), most_bins);
+    return merged(std::move(lengths), most_document_bins);
 }
 
 } // namespace moe::model

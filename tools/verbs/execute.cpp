@@ -7,6 +7,7 @@
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/history/metrics.hpp"
@@ -95,6 +96,15 @@ data::SampleData open_data(const ExecuteOptions& options, const plan::Plan& plan
     for (const std::string& text : options.data) blend.push_back(blend_entry(text));
     return data::SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
                             static_cast<std::uint64_t>(options.seed));
+}
+
+// The plan; where it masks documents and says no lengths, with those of the data, which FLOPs and prices follow.
+plan::Plan with_lengths(plan::Plan plan, data::SampleData& data) {
+    if (!plan.masks_documents() || !plan.lengths.empty()) return plan;
+    model::DocumentLengths lengths;
+    for (const auto& [length, documents] : data.document_lengths()) lengths.bins.push_back({length, documents});
+    plan.lengths = model::to_string(model::merged(std::move(lengths), model::most_document_bins));
+    return plan;
 }
 
 // The ranks of this process: a plan that does not fit must be refused before the system kills the process.
@@ -230,13 +240,14 @@ class Execution {
 public:
     Execution(const ExecuteOptions& options, const plan::Plan& plan, comm::Transport* transport, int local = 0)
         : options_(options),
-          plan_(plan),
           transport_(transport),
           train_with_(train_options(options)),
           first_(transport == nullptr || transport->rank() == 0),
           console_(options, !first_),
           data_(open_data(options, plan)),
-          simulation_(replay::simulate(plan, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+          plan_(with_lengths(plan, data_)),
+          simulation_(
+              replay::simulate(plan_, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
         train_with_.device = local;
         train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
@@ -372,12 +383,12 @@ private:
     }
 
     const ExecuteOptions& options_;
-    const plan::Plan& plan_;
     comm::Transport* transport_;
     train::TrainOptions train_with_;
     bool first_; // says and writes what is said and written once
     Console console_;
     data::SampleData data_;
+    plan::Plan plan_;
     replay::Simulation simulation_;
     RunRecord run_;
     std::optional<Metrics> metrics_;

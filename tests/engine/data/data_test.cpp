@@ -155,6 +155,7 @@ TEST_CASE("samples know where their documents begin") {
     CHECK(starts == std::vector<std::int32_t>{0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
     data.read_documents(2, starts);
     CHECK(starts == std::vector<std::int32_t>(11, 0));
+    CHECK(data.document_lengths() == std::map<std::int64_t, double>{{1, 1.0}, {3, 1.0}, {7, 1.0}, {30, 1.0}});
     // A longer sample of blocks in another order: each block that does not follow the one before is a document's start.
     data::SampleData old({{folder / "s", 1.0}}, 5, 2, 200, true, 3), longer({{folder / "s", 1.0}}, 10, 2, 200, true, 3);
     longer.start(1, old.position(1), true);
