@@ -29,8 +29,8 @@ plan::Plan plan_of(const char* lengths) {
 } // namespace
 
 TEST_CASE("document steps: short documents cost less, and steps spread with the lengths") {
-    plan::Plan plan = plan_of("200:100+1000:10+30000:1");
-    plan.ep = 8, plan.edp = 2;
+    plan::Plan plan = plan_of("200:100+1000:30+6000:2");
+    plan.ep = 2, plan.edp = 8;
     REQUIRE(plan::check_plan(plan).message == "");
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
     const replay::Simulation masked = replay::simulate(plan, stack, false);

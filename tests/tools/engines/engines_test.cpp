@@ -167,7 +167,8 @@ TEST_CASE("engines: documents are masked by the release that can, and refused el
           std::string::npos);
     set(plan, {{"mbs", "2"}});
     CHECK(fault(plan, tools::megatron_bridge_launch).starts_with("2: documents mask: "));
-    set(plan, {{"mbs", "1"}});
+    plan = qwen();
+    set(plan, {{"documents", "mask"}});
     CHECK(fault(plan, tools::torchtitan_launch).find("documents mask: ") != std::string::npos);
     plan.stack = "bridge-26.02";
     CHECK(fault(plan, tools::megatron_lm_launch).find("issue 2357") != std::string::npos);
