@@ -91,7 +91,9 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
             [this](int place) {
                 const Rank& rank = ranks_[static_cast<std::size_t>(place)];
                 Beside Rank::*const beside = beside_;
-                return (beside != nullptr ? (rank.*beside).executor : rank.executor)->standing();
+                run::Standing standing = (beside != nullptr ? (rank.*beside).executor : rank.executor)->standing();
+                if (transport() != nullptr) standing.gone = transport()->gone();
+                return standing;
             },
             options_.on_hang);
 }

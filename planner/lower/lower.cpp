@@ -132,7 +132,7 @@ void emit_halves(program::Program& program, EmittedChunk& chunk, bool keep_whole
 // The table's gradient on a rank that has the table.
 program::TensorId table_gradient(emit::Builder& b) {
     if (!b.parameters().has("embedding")) return program::no_tensor;
-    return b.weight("embedding", b.model().padded_vocab(b.plan().tp) / b.plan().tp, b.model().hidden).gradient;
+    return b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, b.model().hidden).gradient;
 }
 
 // The template of a chunk's forward where no backward follows.

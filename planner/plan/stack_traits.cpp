@@ -18,6 +18,7 @@ constexpr StackTraits own{
     .adds_up_shards_of_tied_table = true,
     .shares_weights_of_chunks = true,
     .final_norm_with_mtp = true,
+    .vocab_alignment = 128,
     .fuses_cross_entropy = true,
     .plans_worst_case_rows = true,
     .counts_load = true,

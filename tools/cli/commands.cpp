@@ -209,6 +209,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--balance", o.balance, "natural|forced",
         "natural, or forced: experts evenly loaded whatever the router says");
     add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
+    add(verb, "--listen", o.listen, "ADDRESS",
+        "address at which the process of rank 0 waits for the others (default: that of MASTER_ADDR)");
     add(verb, "--hang-timeout", o.hang_timeout, "SECONDS",
         "seconds in one op after which a rank hangs and the run ends (0: never)")
         ->capture_default_str();

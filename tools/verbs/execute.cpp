@@ -434,11 +434,13 @@ void execute_verb(const ExecuteOptions& options) {
     if (const plan::PlanFault fault = stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)))
         refuse("{}: execute cannot run it: {}", options.plan, fault.message);
     check_checkpoints(options);
-    const std::optional<comm::Launch> launch = comm::launch_of_environment();
+    std::optional<comm::Launch> launch = comm::launch_of_environment();
     if (!launch) return Execution(options, plan, balance, nullptr).run();
     if (launch->world != plan.gpus)
         refuse("{}: has {} ranks, but {} processes were started: start one for each rank", options.plan, plan.gpus,
                launch->world);
+    launch->listen = options.listen;
+    launch->say = [](const std::string& line) { std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr); };
     comm::Transport transport(*launch, fingerprint(options, plan));
     try {
         Execution(options, plan, balance, &transport, launch->local).run();

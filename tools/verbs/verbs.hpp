@@ -83,6 +83,7 @@ struct ExecuteOptions : OutputOptions {
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
     std::string aux_loss, bias_update, balance;
     std::int64_t seed = 1;
+    std::string listen;            // address at which rank 0 waits for the others, empty = that of MASTER_ADDR
     double hang_timeout = 20.0;    // seconds that an op may take
     std::int64_t log_interval = 1; // steps between lines of the log
     std::string command;           // as typed, for run.json

@@ -40,12 +40,14 @@ std::string printable(std::string_view bytes) {
     return text;
 }
 
-std::vector<std::int32_t> Vocabulary::ids(std::string_view text, const std::string& place) {
+std::vector<std::int32_t> Vocabulary::ids(std::string_view text, const std::string& place) const {
     std::vector<std::int32_t> ids;
-    if (words_)
-        words_->encode(text, place, ids);
-    else
+    if (words_) {
+        BytePairEncoder::Known known;
+        words_->encode(text, text.size(), {place, 0}, known, ids);
+    } else {
         for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    }
     return ids;
 }
 

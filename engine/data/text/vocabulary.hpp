@@ -19,7 +19,8 @@ public:
     explicit Vocabulary(const std::string& tokenizer) : words_(std::in_place, tokenizer) {}
 
     std::int64_t size() const { return words_ ? words_->vocabulary() : 256; } // one more than the highest id
-    std::vector<std::int32_t> ids(std::string_view text, const std::string& place);
+    // `place` is named in errors.
+    std::vector<std::int32_t> ids(std::string_view text, const std::string& place) const;
     // What ids stand for, added tokens as they are written. Bytes that are no UTF-8 become U+FFFD, as do control
     // characters beside tabs and ends of lines; ids that the vocabulary has not give nothing.
     std::string text(std::span<const std::int32_t> ids) const;

@@ -13,7 +13,7 @@ bool at_once(const plan::Plan& plan) { return plan.tp == 1 && plan::stack_traits
 
 program::Parameter vocabulary_matrix(const model::Model& model, const plan::Plan& plan, const char* name) {
     program::Parameter p = matrix(name, plan::Domain::dense, model.vocab, model.hidden, 0, 0.02);
-    p.padded_rows = model.padded_vocab(plan.tp);
+    p.padded_rows = plan.padded_vocab();
     return p;
 }
 
@@ -28,7 +28,7 @@ program::TensorId EmbeddingLayer::forward(emit::Builder& b, program::TensorId id
     b.layer = -1;
     b.phase = program::Phase::forward;
     b.module = program::Module::embedding;
-    const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
+    const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
     const program::TensorId x = b.activation("embedding", b.gathered_tokens(), model_.hidden);
     program::Op& op = b.emit(program::OpKind::embedding, {ids, table.value}, {x});
     op.bytes = 2.0 * b.at(x).expected_bytes(); // Only the rows looked up are read.
@@ -39,7 +39,7 @@ void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::
     b.layer = -1;
     b.phase = program::Phase::wgrad;
     b.module = program::Module::embedding;
-    const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
+    const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
     const program::TensorId full = b.gather_tokens(dx, "dembedding");
     program::Op& op = b.emit(program::OpKind::embedding_grad, {ids, full}, {table.gradient});
     op.bytes = b.at(full).expected_bytes() +
@@ -62,7 +62,7 @@ program::TensorId HeadLayer::labels(const emit::Builder& b) const {
 
 program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const plan::Plan& plan = b.plan();
-    const std::int64_t rows = b.gathered_tokens(), local = model_.padded_vocab(plan.tp) / plan.tp;
+    const std::int64_t rows = b.gathered_tokens(), local = plan.padded_vocab() / plan.tp;
     b.layer = -1;
     b.phase = program::Phase::forward;
     b.module = program::Module::head;
