@@ -139,6 +139,11 @@ void attention(const OpContext& c) {
                         floats_out(c, 1), c.stream);
 }
 
+void attention_cached(const OpContext& c) {
+    c.kernels.attention_cached(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), ints(c, 3), src(c, 4), dst(c, 0),
+                               dst(c, 1), dst(c, 2), c.stream);
+}
+
 void attention_grad(const OpContext& c) {
     float* dsinks = floats_out(c, 3);
     if (dsinks != nullptr) dsinks += first_sink(c, 6);
@@ -248,6 +253,7 @@ void add_kernels(Backend& backend) {
     set(program::OpKind::mla_rope, mla_rope);
     set(program::OpKind::mla_rope_grad, mla_rope_grad);
     set(program::OpKind::attention, attention);
+    set(program::OpKind::attention_cached, attention_cached);
     set(program::OpKind::attention_grad, attention_grad);
     set(program::OpKind::activation, activation);
     set(program::OpKind::activation_grad, activation_grad);

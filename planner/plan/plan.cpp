@@ -65,6 +65,11 @@ unsigned set_from_string(const std::array<const char*, size>& names, const char*
 
 } // namespace
 
+std::int64_t Plan::padded_vocab() const {
+    const std::int64_t asked = model->padded_vocab(tp), step = std::int64_t{stack_traits(stack).vocab_alignment} * tp;
+    return (asked + step - 1) / step * step;
+}
+
 bool Plan::blocks_by_rows() const { return stack_traits(stack).quantizes_by_rows; }
 
 model::DocumentLengths Plan::masked_lengths() const {

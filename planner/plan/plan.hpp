@@ -122,6 +122,9 @@ struct Plan {
     machine::Precision core_attention() const { return attention_precision.value_or(activations()); }
     machine::Precision experts() const { return expert_precision.value_or(precision); }
     machine::Precision head() const { return head_precision.value_or(activations()); }
+    // Rows of the vocabulary on all ranks of TP: what the model asks (Model::padded_vocab), filled up to
+    // StackTraits::vocab_alignment on each. Parameters, losses and checkpoints keep the model's own size.
+    std::int64_t padded_vocab() const;
     // True for our stack where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its
     // rows, which the forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the
     // gradient of the output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of

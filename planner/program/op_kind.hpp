@@ -27,6 +27,8 @@ enum class OpKind : std::uint8_t {
                     // lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
     attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before], [document starts[S]] -> dq, dk, dv,
                     // [+dsinks] (packed like q, k, v)
+    attention_cached, // q, k, v (packed or not), positions[S/b], [sinks] -> o[S, heads*dv], +k cache[keys, kv*dqk], +v
+    // cache[keys, kv*dv]: rows are put at their positions, and see those up to their own; AttentionAttr
     // Sparse attention (cost only): its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse.
     pick_keys, // index q[S, n d], index k[Sk, d], w[S, n] -> keys[S, top k] i32: those of the largest sum over heads
                // of w * relu(q k); AttentionAttr

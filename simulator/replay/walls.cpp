@@ -4,6 +4,8 @@
 #include "planner/lower/lower.hpp"
 #include "planner/model/model.hpp"
 #include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
+#include "simulator/cost/alignment.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
@@ -98,6 +100,11 @@ void add_rows(const plan::Plan& plan, const stack::Stack& stack, const Simulatio
         ComputeWall& wall = compute[class_of(op.kind)];
         wall.name = class_of(op.kind);
         wall.busy += row.busy;
+        if (const std::int64_t width = cost::unaligned_width(op, program); width > 0 && !plan.hardware->cpu) {
+            ++walls.unaligned;
+            walls.unaligned_width = width;
+            walls.unaligned_seconds += row.busy * (1.0 - 1.0 / cost::alignment_slowdown(stack.costs, op, program));
+        }
         wall.ideal += ideal_seconds(plan, op, program);
         if (row.phase == program::Phase::recompute) wall.repeated += row.busy;
         ++wall.ops;

@@ -14,6 +14,7 @@
 #include "tools/report/ranking.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct RouterRecord {
     int layer = 0;
     double aux_loss = 0.0, z_loss = 0.0;
     double load_max_over_mean = 1.0, load_entropy = 1.0; // of the tokens sent to its experts, as train::RouterStep
+    std::optional<double> bias_spread = {}; // largest selection bias less the smallest, where the plan moves them
+    std::optional<double> dropped = {};     // share of the choices beyond expert_capacity, where the plan has one
 };
 struct StepRecord {
     std::int64_t step = 0; // from 1
@@ -48,9 +51,16 @@ struct StepRecord {
     std::int64_t tokens = 0;
     double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
     std::vector<RouterRecord> routers; // by MoE layer
+    std::optional<double> valid_loss = {}; // behind the step, where there was an evaluation
+};
+struct EvaluationRecord {
+    std::int64_t step = 0; // behind which it was made
+    double loss = 0.0;     // nats per token
+    std::int64_t tokens = 0;
 };
 struct RunRecord {
     std::vector<StepRecord> steps;
+    std::vector<EvaluationRecord> evaluations;
     double peak_memory_gib = 0.0; // of the rank that holds most
     std::string backend;
     int ranks = 0;
@@ -63,6 +73,12 @@ struct RunRecord {
 };
 nlohmann::ordered_json step_json(const StepRecord& step); // figures that are no numbers are null in its text
 std::string run_document(const RunRecord& run);
+
+// seq: tokens per sequence.
+std::string evaluate_document(const EvaluationRecord& evaluation, std::int64_t seq);
+// text, tokens: without the prompt, which had so many tokens.
+std::string generate_document(const std::string& text, const std::vector<std::int32_t>& tokens, std::size_t prompt,
+                              double seconds);
 
 std::string comparison_document(const Comparison& comparison);
 // improvements: nullptr where none were asked for.

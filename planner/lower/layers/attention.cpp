@@ -247,13 +247,12 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
 }
 
 // Positions by which heads turn: of each row in its document, or of each place in the sequence for the whole batch.
+// What is generated is one document.
+bool AttentionLayer::by_documents(const emit::Builder& b) { return b.plan().masks_documents() && b.cached_keys == 0; }
 program::TensorId AttentionLayer::rope_positions(const emit::Builder& b) {
-    const program::ProgramIo& io = b.program().io;
-    return b.plan().masks_documents() ? io.document_positions : io.positions;
+    return by_documents(b) ? b.program().io.document_positions : b.program().io.positions;
 }
-std::int64_t AttentionLayer::rope_batch(const emit::Builder& b) {
-    return b.plan().masks_documents() ? 1 : b.plan().mbs;
-}
+std::int64_t AttentionLayer::rope_batch(const emit::Builder& b) { return by_documents(b) ? 1 : b.plan().mbs; }
 
 // An operand of the core in its precision.
 program::TensorId AttentionLayer::low(emit::Builder& b, program::TensorId x, const std::string& name) const {

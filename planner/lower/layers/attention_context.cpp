@@ -124,11 +124,29 @@ program::TensorId AttentionLayer::travelling(emit::Builder& b) const {
     return kv;
 }
 
+// The core of generation: keys and values stay in caches that are this layer's own from call to call.
+program::TensorId AttentionLayer::attend_cached(emit::Builder& b, program::TensorId q, program::TensorId k,
+                                                program::TensorId v, program::AttentionAttr attr,
+                                                program::TensorId sinks) const {
+    attr.seq_k = b.cached_keys;
+    const auto cache = [&](const char* name, std::int64_t columns) {
+        return emit::add_flat(b.program(), fmt::format("layer{}.{}_cache", layer_, name), b.activation_dtype(),
+                              program::Storage::optimizer, b.cached_keys * columns, b.chunk());
+    };
+    const program::TensorId keys = cache("key", key_columns(attr)), values = cache("value", value_columns(attr));
+    const program::TensorId o = b.activation("attn_out", b.at(q).rows, std::int64_t{attr.heads} * attr.v_dim);
+    std::vector<program::TensorId> in{q, k, v, b.program().io.positions};
+    if (sinks != program::no_tensor) in.push_back(sinks);
+    b.emit(program::OpKind::attention_cached, std::move(in), {o, keys, values}, attr).flops = core_flops(attr, false);
+    return o;
+}
+
 // The attention core; over a ring of CP the keys and values travel round a ring and every step sees half of its square
 // (zigzag). The online softmax carries output and log-sum-exp from step to step (arXiv 2310.01889).
 program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, program::TensorId k,
                                          program::TensorId v, program::AttentionAttr attr, program::TensorId sinks) {
     b.module = program::Module::core_attn;
+    if (b.cached_keys > 0) return attend_cached(b, q, k, v, attr, sinks);
     attr_ = attr;
     attr_.deterministic = b.plan().deterministic;
     attr_.documents = b.plan().masks_documents();

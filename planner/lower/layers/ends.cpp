@@ -13,7 +13,7 @@ bool at_once(const plan::Plan& plan) { return plan.tp == 1 && plan::stack_traits
 
 program::Parameter vocabulary_matrix(const model::Model& model, const plan::Plan& plan, const char* name) {
     program::Parameter p = matrix(name, plan::Domain::dense, model.vocab, model.hidden, 0, 0.02);
-    p.padded_rows = model.padded_vocab(plan.tp);
+    p.padded_rows = plan.padded_vocab();
     return p;
 }
 
@@ -28,7 +28,7 @@ program::TensorId EmbeddingLayer::forward(emit::Builder& b, program::TensorId id
     b.layer = -1;
     b.phase = program::Phase::forward;
     b.module = program::Module::embedding;
-    const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
+    const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
     const program::TensorId x = b.activation("embedding", b.gathered_tokens(), model_.hidden);
     program::Op& op = b.emit(program::OpKind::embedding, {ids, table.value}, {x});
     op.bytes = 2.0 * b.at(x).expected_bytes(); // Only the rows looked up are read.
@@ -39,7 +39,7 @@ void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::
     b.layer = -1;
     b.phase = program::Phase::wgrad;
     b.module = program::Module::embedding;
-    const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
+    const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
     const program::TensorId full = b.gather_tokens(dx, "dembedding");
     program::Op& op = b.emit(program::OpKind::embedding_grad, {ids, full}, {table.gradient});
     op.bytes = b.at(full).expected_bytes() +
@@ -68,7 +68,7 @@ std::vector<program::TensorId> HeadLayer::with_share(const emit::Builder& b, std
 
 program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const plan::Plan& plan = b.plan();
-    const std::int64_t rows = b.gathered_tokens(), local = model_.padded_vocab(plan.tp) / plan.tp;
+    const std::int64_t rows = b.gathered_tokens(), local = plan.padded_vocab() / plan.tp;
     b.layer = -1;
     b.phase = program::Phase::forward;
     b.module = program::Module::head;
@@ -78,6 +78,10 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
     logits_ = emit::linear_forward(b, head_, normed, b.activation_dtype());
+    if (b.cached_keys > 0) {
+        b.program().io.logits = logits_;
+        return normed;
+    }
     // The last `depth` positions of a sample have no label.
     const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq - depth_);
     loss_ = gradient_ = {rows, local, model_.vocab, 1.0 / tokens};
@@ -86,7 +90,7 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const program::TensorId loss = depth_ == 0 ? io.loss : io.mtp_loss;
     const program::TensorId local_max = b.tensor(key_ + ".max_local", program::Dtype::f32, rows, 1);
     const program::TensorId local_stat = b.tensor(key_ + ".stat_local", program::Dtype::f32, rows, 2);
-    if (at_once(plan)) {
+    if (at_once(plan) && b.with_backward) {
         loss_.gradient_scale = gradient_.scale;
         b.emit(program::OpKind::cross_entropy, with_share(b, {logits_, labels(b)}),
                {logits_, local_max, local_stat, loss}, loss_);

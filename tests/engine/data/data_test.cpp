@@ -108,11 +108,48 @@ TEST_CASE("broken datasets are refused with the file and the numbers") {
     CHECK(contains(changed(50, std::int64_t{1} << 60), "sequence 1"));
     CHECK(contains(changed(74, std::int64_t{7}), "end at sequence 7"));
     write_file(prefix + ".idx", index);
+    write_file(prefix + ".bin", tokens + "x");
+    CHECK(contains(refusal(prefix), "d.idx: its sequences end at byte 10, but "));
+    CHECK(contains(refusal(prefix), "d.bin has 11; it is of another .bin"));
     write_file(prefix + ".bin", tokens.substr(0, 9));
     CHECK(contains(refusal(prefix), "d.bin has 9"));
     std::filesystem::remove(prefix + ".bin");
     std::filesystem::create_directory(prefix + ".bin");
-    CHECK(contains(refusal(prefix), "not a regular file"));
+    CHECK(contains(refusal(prefix), "d.bin: Is a directory"));
+}
+
+// Were it mapped, a signal would end the run.
+TEST_CASE("a dataset that is cut off while it is open is refused where it ends") {
+    const Folder folder;
+    write_dataset<std::uint16_t>(folder / "t", 8, {{1, 2, 3, 4, 5, 6}});
+    const data::IndexedDataset dataset(folder / "t");
+    std::filesystem::resize_file(folder / "t.bin", 6);
+    std::vector<std::int32_t> ids(6);
+    dataset.read(0, std::span(ids).first(3), 100);
+    CHECK_THROWS_WITH_AS(dataset.read(0, ids, 100),
+                         doctest::Contains("t.bin: ends at byte 6, it had 12 when it was opened"), Error);
+}
+
+TEST_CASE("compressed text is refused by the name of its format, and text that begins alike is not") {
+    const Folder folder;
+    const auto refused = [&](const std::string& text) {
+        write_file(folder / "text", text);
+        try {
+            data::tokenize_bytes({folder / "text"}, folder / "out");
+        } catch (const Error& error) {
+            CHECK(error.fault() == Fault::bad_input);
+            CHECK_FALSE(std::filesystem::exists(folder / "out.bin"));
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(contains(refused("\x1f\x8b\x08 and so on"), "is compressed by gzip"));
+    CHECK(contains(refused("\x28\xb5\x2f\xfd and so on"), "is compressed by zstd"));
+    CHECK(contains(refused(std::string("\xfd\x37zXZ\0 and so on", 16)), "is compressed by xz"));
+    CHECK(contains(refused("BZh91AY&SY and so on"), "is compressed by bzip2"));
+    CHECK(contains(refused("PK\x03\x04 and so on"), "is compressed by zip"));
+    CHECK(refused("BZh is how bzip2 begins").empty());
+    CHECK(refused("PK").empty());
 }
 
 TEST_CASE("token ids outside the vocabulary are refused where they stand") {

@@ -119,9 +119,16 @@ TEST_CASE("processes on two hosts take the steps that threads take") {
     }
     set_up(folder);
     const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    // The address can be reached from elsewhere, and no token was drawn.
+    check_line(folder.run("ip netns exec " + a +
+                          " env RANK=0 WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 \"$(command -v moe-plan)\" "
+                          "execute plan.json --data text"),
+               2, "MASTER_ADDR = 10.77.0.1: other machines can reach it, and the job has no token");
     // Half of the ranks on each.
     folder.run(
-        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" + a + "; if [ $r -ge 4 ]; then host=" + b +
+        "export MOE_PLAN_JOB_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n'); "
+        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" +
+        a + "; if [ $r -ge 4 ]; then host=" + b +
         "; fi; ip netns exec $host env RANK=$r WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 MASTER_PORT=" + port() +
         " \"$(command -v moe-plan)\" execute plan.json --data text --lr 0.01 --steps 2 --json"
         " > out.$r 2> err.$r & echo $! >> pids; done; for p in $(cat pids); do wait $p; echo $?; done > statuses");
@@ -247,4 +254,8 @@ TEST_CASE("processes that do not fit the plan are refused") {
     check_line(folder.run("env RANK=1 WORLD_SIZE=4 moe-plan execute plan.json --data text"), 2,
                "has 8 ranks, but 4 processes were started");
     check_line(folder.run("env RANK=9 WORLD_SIZE=8 moe-plan execute plan.json --data text"), 2, "RANK = 9");
+    check_line(folder.run("env RANK=1 WORLD_SIZE=8 MOE_PLAN_JOB_TOKEN=short moe-plan execute plan.json --data text"), 2,
+               "MOE_PLAN_JOB_TOKEN: has 5 characters, fewer than 16");
+    check_line(folder.run("env RANK=0 WORLD_SIZE=8 moe-plan execute plan.json --data text --listen 0.0.0.0"), 2,
+               "--listen = 0.0.0.0: other machines can reach it");
 }
