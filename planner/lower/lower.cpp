@@ -423,9 +423,10 @@ std::vector<passes::BucketSize> bucket_sizes(const plan::Plan& plan, const plan:
     ChunkSpec spec;
     spec.embedding = stage.embedding;
     spec.loss = stage.loss;
-    for (int i = 0; i < stage.layers; ++i)
-        spec.layers.emplace_back(stage.first_layer + i,
-                                 plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]);
+    for (int i = 0; i < stage.layers; ++i) {
+        const int layer = stage.first_layer + i;
+        spec.layers.emplace_back(layer, plan.model->layers[static_cast<std::size_t>(layer)]);
+    }
     for (int i = 0; i < stage.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
     spec.heads_behind = !stage.loss;
     if (stage.loss && stage.mtp == 0) spec.branches = static_cast<int>(plan.model->mtp.size());

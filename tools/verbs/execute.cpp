@@ -225,7 +225,8 @@ void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::S
 plan::Plan plan_to_run(const ExecuteOptions& options, std::string& balance) {
     plan::Plan plan = plan::load_plan(options.plan);
     if (!options.balance.empty()) plan::set_field(plan, "balance", options.balance);
-    plan::OwnBalance own = plan::own_balance(plan, {options.aux_loss.empty(), options.bias_update.empty()});
+    plan::OwnBalance own =
+        plan::own_balance(plan, options.plan + ": model", {options.aux_loss.empty(), options.bias_update.empty()});
     plan.router = own.router;
     balance = std::move(own.said);
     if (!options.aux_loss.empty()) plan::set_field(plan, "aux_loss", options.aux_loss);

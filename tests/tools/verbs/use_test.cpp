@@ -135,6 +135,10 @@ TEST_CASE("what evaluate, generate and validation cannot take") {
     refused("execute plan.json --data text --valid-data text --eval-batches -1", "--eval-batches -1");
     refused("execute plan.json --data text --valid-data missing", "missing.idx");
     refused("execute plan.json --data text --bias-update 0.1", "has no selection bias");
+    Json plan = Json::parse(folder.read("plan.json"));
+    plan["model"]["router_aux_loss_coef"] = "much";
+    folder.write("odd.json", plan.dump());
+    refused("execute odd.json --data text", "odd.json: model: router_aux_loss_coef = \"much\": must be a number");
 }
 
 TEST_CASE("a plan without balance is trained with the model's own, which the log and the kept plan tell") {
