@@ -42,12 +42,12 @@ Routers routers_of(const model::Model& model) {
 
 } // namespace
 
-OwnBalance own_balance(const Plan& plan, WantedBalance wanted) {
+OwnBalance own_balance(const Plan& plan, const std::string& place, WantedBalance wanted) {
     OwnBalance own{plan.router, ""};
     RouterTraining& r = own.router;
     const Routers routers = routers_of(*plan.model);
     if (r.counts_load() || r.forced || routers.layers == 0) return own;
-    const JsonObject config = JsonObject::parse(plan.model->config_json, plan.model->name);
+    const JsonObject config = JsonObject::parse(plan.model->config_json, place);
     if (!wanted.aux_loss) {
         // As the caller has it.
     } else if (const auto in = stating(config, "router_aux_loss_coef")) {

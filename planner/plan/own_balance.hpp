@@ -24,6 +24,7 @@ struct OwnBalance {
 struct WantedBalance {
     bool aux_loss = true, bias_update = true;
 };
-OwnBalance own_balance(const Plan& plan, WantedBalance wanted = {});
+// Throws Error (bad_input) naming `place`, where the model's config stands, and the field whose value is senseless.
+OwnBalance own_balance(const Plan& plan, const std::string& place, WantedBalance wanted = {});
 
 } // namespace moe::plan

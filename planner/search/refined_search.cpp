@@ -8,6 +8,7 @@
 #include "planner/search/explore.hpp"
 #include "planner/search/offload_fit.hpp"
 #include "planner/search/thrifty.hpp"
+#include "planner/search/variants.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -34,7 +35,8 @@ constexpr std::size_t played_together = 8;
 constexpr double apart = 1.02, most_by_delay = 1.04, next_set = 1.002;
 constexpr int most_rounds = 3; // rounds that change offloaded modules one by one; plans_of_rounds: plans in them
 constexpr std::size_t plans_of_rounds = 3;
-constexpr std::size_t most_vain = 8; // groups that bring no faster plan, after which no other is tried
+constexpr int most_variant_rounds = 4; // rounds of choices that are not explored, each on what the last one found
+constexpr std::size_t most_vain = 8;   // groups that bring no faster plan, after which no other is tried
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
 constexpr int fewest_refined = 5;
 // The share that a variant has to gain over the plan of its mapping: less is not worth another choice, and within what
@@ -73,7 +75,7 @@ public:
             if (found.empty()) refuse_search(request_, stack_, estimator_, space, exploration.failure);
             refuse_host_memory();
         }
-        play(with_delayed_wgrad());
+        play_variants();
         result_.plans = top_plans_.plans();
         while (result_.plans.size() > static_cast<std::size_t>(shown_)) result_.plans.pop_back();
         result_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -153,20 +155,40 @@ private:
         return result;
     }
 
-    std::vector<plan::Plan> with_delayed_wgrad() const {
-        std::vector<plan::Plan> result;
-        if (pinned("delay_wgrad")) return result;
-        std::vector<Ranked> all = top_plans_.plans();
-        for (const Ranked& ranked : nearest_.plans())
-            if (ranked.second.step_seconds < apart * least()) all.push_back(ranked);
-        std::sort(all.begin(), all.end(), better);
-        all.erase(std::unique(all.begin(), all.end(), same_plan), all.end());
-        for (const auto& [found, estimate] : all) {
-            plan::Plan plan = found;
-            plan.delay_wgrad = !plan.delay_wgrad;
-            if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
+    // Choices that are not explored, tried one by one on the best plans, and on what comes of that: those that promise
+    // more than what they are tried on has.
+    void play_variants() {
+        const std::unique_ptr<BoundModel> bounds = estimator_.bound_model();
+        const SearchSpace space(request_, stack_);
+        std::vector<Ranked> known; // plans whose variants were tried
+        for (int round = 0; round < most_variant_rounds; ++round) {
+            std::vector<Ranked> all = top_plans_.plans();
+            for (const Ranked& ranked : nearest_.plans())
+                if (ranked.second.step_seconds < apart * least()) all.push_back(ranked);
+            std::sort(all.begin(), all.end(), better);
+            all.erase(std::unique(all.begin(), all.end(), same_plan), all.end());
+            std::vector<plan::Plan> batch;
+            for (const Ranked& ranked : all) {
+                if (std::any_of(known.begin(), known.end(), [&](const Ranked& k) { return same_plan(k, ranked); }))
+                    continue;
+                known.push_back(ranked);
+                for (plan::Plan& plan : variants(ranked.first, stack_, space.pinned()))
+                    if (promises(*bounds, plan, ranked.second.step_seconds)) batch.push_back(std::move(plan));
+            }
+            if (batch.empty()) return;
+            play(batch);
         }
-        return result;
+    }
+
+    // True where the plan's bound allows it to be faster than `seconds`; false where it has no price.
+    static bool promises(BoundModel& bounds, const plan::Plan& plan, double seconds) {
+        try {
+            return bounds.bound(bounds.layer_costs(plan), bounds.stage_split(plan)).step_seconds <
+                   (1.0 - least_gain) * seconds;
+        } catch (const Error& error) {
+            if (error.fault() != Fault::bad_input) throw;
+            return false;
+        }
     }
 
     // The fastest plan with the stack's usual choices and few kinds of parallelism, found at once.

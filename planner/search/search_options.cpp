@@ -90,12 +90,14 @@ void SearchSpace::combine_options(const plan::Plan* known) {
                 for (const std::string& value : values) {
                     more.push_back(root);
                     plan::set_field(more.back(), option.field, value);
-                    plan_rows(more.back());
                     if (!option.applies(degrees)) break;
                 }
             roots = std::move(more);
         }
-        for (plan::Plan& root : roots) root.optimizer = first_optimizer(root);
+        for (plan::Plan& root : roots) {
+            plan_rows(root); // The graph is known only once all options are.
+            root.optimizer = first_optimizer(root);
+        }
         for (const plan::Plan& root : roots)
             without_graphs_[bits].push_back(static_cast<std::size_t>(
                 std::find_if(roots.begin(), roots.end(),

@@ -56,18 +56,21 @@ const std::string when_under_way = "for i in $(seq 600); do grep -q 'step 2/' er
 TEST_CASE("processes take the steps that threads take, under the variables of every launcher") {
     const Folder folder;
     set_up(folder);
-    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json"));
+    const std::string how = "--steps 3 --valid-data text --eval-interval 2 --eval-batches 2 --json ";
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 " + how));
     const std::pair<const char*, const char*> launchers[] = {
         {"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
     for (const auto& [rank, world] : launchers) {
         CAPTURE(rank);
-        folder.run(start(rank, world, "--steps 3 --json --run-dir run"));
+        folder.run(start(rank, world, how + "--run-dir run"));
         CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
         const Json processes = Json::parse(folder.read("out.0"));
         for (int i = 0; i < 3; ++i) {
             CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
             CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+            CHECK(processes["steps"][i]["routers"] == threads["steps"][i]["routers"]);
         }
+        CHECK(processes["evaluations"] == threads["evaluations"]);
         for (int r = 1; r < 8; ++r)
             CHECK((folder.read("out." + std::to_string(r)) + folder.read("err." + std::to_string(r))).empty());
     }
