@@ -70,6 +70,11 @@ struct Kernels {
     // o[batch * seq_q, heads * v_dim], lse as described at AttentionShape; [sinks[heads]] join the softmax's sum as one
     // more logit whose value row is zero (with merge: give them once).
     void (*attention)(const AttentionShape& shape, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream);
+    // Attention of rows that come later than others (generation): of one sequence, row i of k and v goes to row
+    // positions[i] of k_cache[seq_k, kv_heads * qk_dim] and v_cache[seq_k, kv_heads * v_dim], and row i of q sees the
+    // cached rows up to its position, within the window. Positions are below seq_k; the shape is causal and not spread.
+    void (*attention_cached)(const AttentionShape& shape, Src q, Src k, Src v, const std::int32_t* positions, Src sinks,
+                             Dst o, Dst k_cache, Dst v_cache, void* stream);
     // dq, dk, dv have the strides and offsets of q, k, v; +[dsinks[heads]]. o and lse are those over all keys.
     void (*attention_grad)(const AttentionShape& shape, Src dout, Src q, Src k, Src v, Src o, const float* lse,
                            Src sinks, Dst dq, Dst dk, Dst dv, float* dsinks, void* stream);

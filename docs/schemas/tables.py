@@ -12,7 +12,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REFERENCE = HERE.parent / "reference"
 BEGIN, END = "<!-- tables.py writes from here -->", "<!-- tables.py wrote to here -->"
 
-PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "anchor", "tokenize", "export", "launch", "launch-engine", "import",
+PRINTED = ["search", "replay", "explain", "execute", "evaluate", "generate", "compare", "compare-log", "compare-profile", "validate", "anchor", "tokenize", "export", "launch", "launch-engine", "import",
            "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan", "completion", "man"]
 FILES = ["plan", "hardware", "model", "stack", "anchored-stack", "coefficients", "checkpoint", "trace", "measured", "residuals", "neighbours"]
 
@@ -51,10 +51,11 @@ Of several processes, the one of rank 0 writes.
 `execute --metrics DIR` appends a line to `DIR/metrics.jsonl` as each step ends, and writes the same figures as events for TensorBoard.
 `--resume` goes on with the folder: lines of steps that are taken again move to `metrics.replaced.jsonl`.
 Each line is a JSON object without a `schema`.
-It holds the fields of a step of `run.json` ([execute](#execute), `steps[]`), null where a figure is no number, and two more:
+It holds the fields of a step of `run.json` ([execute](#execute), `steps[]`), null where a figure is no number, and these:
 
 | field | meaning | unit |
 |---|---|---|
+| `valid_loss`? | loss over `--valid-data` behind the step | nats/token |
 | `memory_gib` | what the fullest rank holds | GiB |
 | `time` | seconds since 1970 as the step ended | s |
 """

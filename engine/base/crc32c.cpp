@@ -24,9 +24,9 @@ std::array<std::array<std::uint32_t, 256>, 8> crc_tables() {
 
 } // namespace
 
-std::uint32_t crc32c(std::span<const char> bytes) {
+std::uint32_t crc32c(std::span<const char> bytes, std::uint32_t before) {
     static const auto tables = crc_tables();
-    std::uint32_t crc = 0xffffffffu;
+    std::uint32_t crc = ~before;
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
     std::size_t i = 0;
     for (; i + 8 <= bytes.size(); i += 8) {

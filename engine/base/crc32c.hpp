@@ -6,7 +6,7 @@
 
 namespace moe::engine {
 
-// CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of `bytes`.
-std::uint32_t crc32c(std::span<const char> bytes);
+// CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of what `before` is the checksum of, with `bytes` behind it.
+std::uint32_t crc32c(std::span<const char> bytes, std::uint32_t before = 0);
 
 } // namespace moe::engine

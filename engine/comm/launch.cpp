@@ -20,6 +20,7 @@ constexpr Names launchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK", nullptr},
                                {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr},
                                {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES"}};
 constexpr int most_processes = 1 << 20;
+constexpr std::size_t shortest_token = 16;
 
 int number(const char* name, const char* text, int low, int high) {
     int value = 0;
@@ -57,6 +58,10 @@ std::optional<Launch> launch_of_environment() {
             nodes != nullptr && host == nullptr && std::string_view(nodes) != "1")
             refuse("{} = {}, but MASTER_ADDR is not set: set it to the node of rank 0", names.nodes, shown(nodes));
         if (host != nullptr) launch.host = without_brackets(host);
+        if (const char* token = variable("MOE_PLAN_JOB_TOKEN")) launch.token = token;
+        if (!launch.token.empty() && launch.token.size() < shortest_token)
+            refuse("MOE_PLAN_JOB_TOKEN: has {} characters, fewer than {}: draw a longer one", launch.token.size(),
+                   shortest_token);
         if (port != nullptr) launch.port = number("MASTER_PORT", port, 1, 65535);
         return launch;
     }

@@ -2,7 +2,6 @@
 #include "engine/comm/transport.hpp"
 
 #include "engine/base/cores.hpp"
-#include "engine/comm/sockets.hpp"
 #include "planner/base/error.hpp"
 
 #include <poll.h>
@@ -12,18 +11,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace moe::comm {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Channels of the transport itself; those of communicators lie below.
 constexpr std::uint64_t beat_channel = ~std::uint64_t{0}, abort_channel = beat_channel - 1,
                         farewell_channel = beat_channel - 2, shared_channel = beat_channel - 3;
-constexpr std::uint64_t longest_message = std::uint64_t{1} << 40;
+constexpr std::size_t first_bytes = std::size_t{1} << 20; // of a message, for which there is room before they come
 constexpr std::size_t kept_buffers = 64;
+
+// A longer message has no place here.
+std::uint64_t longest_message() {
+    return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -31,8 +34,9 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 Transport::Transport(const Launch& launch, std::uint64_t fingerprint, Limits limits)
     : rank_(launch.rank), limits_(limits) {
-    const Meeting meeting = meet_processes(launch, fingerprint, limits.meeting);
+    Meeting meeting = meet_processes(launch, fingerprint, limits.meeting);
     run_ = meeting.run;
+    listener_ = std::move(meeting.listener);
     for (const int socket : meeting.sockets) {
         peers_.push_back(std::make_unique<Peer>());
         peers_.back()->socket = socket;
@@ -87,6 +91,7 @@ void Transport::check(int from) {
     const Peer& peer = *peers_[static_cast<std::size_t>(from)];
     if (!aborted_.empty()) throw engine::Aborted();
     if (peer.farewell) fail("rank {} has ended its run and sends nothing any more", from);
+    if (!peer.why.empty()) fail("rank {} sends {}: the connection is given up", from, peer.why);
     if (peer.closed) fail("rank {} has died: its connection is closed", from);
     if (const double silent = seconds_since(peer.heard); from != rank_ && silent > limits_.patience)
         fail("rank {} has stopped: it has been silent for {:.0f} s", from, silent);
@@ -97,6 +102,17 @@ void Transport::check_peers() {
     const std::lock_guard<std::mutex> held(mutex_);
     for (int peer = 0; peer < world(); ++peer)
         if (peer != rank_ && !peers_[static_cast<std::size_t>(peer)]->farewell) check(peer);
+}
+
+std::string Transport::gone() {
+    try {
+        check_peers();
+    } catch (const engine::Aborted&) {
+        return aborted();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
 }
 
 // The work of a wait twice a second: check, and show the watchdog that it does.
@@ -148,14 +164,29 @@ void Transport::read_loop() {
         owner.push_back(static_cast<int>(r));
     }
     waiting.push_back({wake_[0], POLLIN, 0});
+    waiting.push_back({listener_.get(), POLLIN, 0}); // -1 is passed over
     std::thread beating([this] { beat(); });
     while (!ending_) {
         if (::poll(waiting.data(), waiting.size(), 1000) <= 0) continue;
+        if (waiting.back().revents != 0) turn_away(listener_.get());
         for (std::size_t i = 0; i < owner.size(); ++i)
             if (waiting[i].revents != 0 && !read_some(owner[i], arrivals[static_cast<std::size_t>(owner[i])]))
                 waiting[i].fd = -1; // poll() passes over a negative descriptor.
     }
     beating.join();
+}
+
+// Room for a message grows with what has come of it: a length costs nothing until its bytes are there. False where the
+// machine has none.
+bool Transport::make_room(Arrival& arrival) {
+    const std::size_t length = arrival.header[1], come = arrival.have - sizeof arrival.header;
+    if (come < arrival.data.size() || arrival.data.size() == length) return true;
+    try {
+        arrival.data.resize(std::min(length, std::max(first_bytes, 2 * come)));
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+    return true;
 }
 
 // Reads the bytes that lie ready on a connection; false when it has ended.
@@ -172,20 +203,31 @@ bool Transport::read_some(int from, Arrival& arrival) {
     const bool begins = arrival.have == header; // The whole header tells the length of the data.
     {
         const std::lock_guard<std::mutex> held(mutex_);
-        if (got <= 0 || (begins && arrival.header[1] > longest_message)) {
-            peer.closed = true;
-            arrived_.notify_all();
-            return false;
-        }
         peer.heard = Clock::now();
+        if (got <= 0) return end_of(peer, "");
+        if (begins && arrival.header[1] > longest_message())
+            return end_of(peer,
+                          fmt::format("a message of {} bytes, more than this machine's memory", arrival.header[1]));
         if (begins && arrival.header[1] > 0 && !peer.empty.empty()) {
             arrival.data = std::move(peer.empty.back());
+            arrival.data.resize(std::min<std::size_t>(arrival.data.size(), arrival.header[1]));
             peer.empty.pop_back();
         }
     }
-    if (begins) arrival.data.resize(arrival.header[1]);
-    if (arrival.have >= header && arrival.have == header + arrival.data.size()) deliver(from, arrival);
+    if (arrival.have >= header && !make_room(arrival)) {
+        const std::lock_guard<std::mutex> held(mutex_);
+        return end_of(peer, fmt::format("a message of {} bytes, for which there is no memory", arrival.header[1]));
+    }
+    if (arrival.have >= header && arrival.have == header + arrival.header[1]) deliver(from, arrival);
     return true;
+}
+
+// The lock is held.
+bool Transport::end_of(Peer& peer, std::string why) {
+    peer.closed = true;
+    peer.why = std::move(why);
+    arrived_.notify_all();
+    return false;
 }
 
 void Transport::deliver(int from, Arrival& arrival) {

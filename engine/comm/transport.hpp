@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/comm/launch.hpp"
+#include "engine/comm/meeting.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -61,6 +62,7 @@ public:
     void close();
     // Throws as a wait for them would where another process has died, stopped or failed.
     void check_peers();
+    std::string gone(); // what check_peers() would say, or why another process has ended the run; empty while all live
     // Tells the others why this process ends; their waits throw Aborted, and aborted() says why.
     void abort(const std::string& why);
     std::string aborted(); // reason of an abort; empty while all is well
@@ -73,6 +75,7 @@ private:
         std::vector<std::vector<char>> empty;                        // buffers to use again
         std::chrono::steady_clock::time_point heard;
         bool closed = false, farewell = false;
+        std::string why; // why this process closed the connection
     };
     // The part of a message that has come so far.
     struct Arrival {
@@ -83,6 +86,8 @@ private:
 
     void read_loop();
     bool read_some(int peer, Arrival& arrival);
+    static bool make_room(Arrival& arrival);
+    bool end_of(Peer& peer, std::string why);
     void deliver(int peer, Arrival& arrival);
     void beat();
     void look(int from);
@@ -97,6 +102,7 @@ private:
     std::mutex mutex_;
     std::condition_variable arrived_;
     std::string aborted_; // the first reason that another process gave
+    Socket listener_;     // rank 0's: who still calls is told that the run has begun
     std::thread reader_;
     std::atomic<bool> ending_{false};
     int wake_[2] = {-1, -1}; // pipe that ends the reader's wait

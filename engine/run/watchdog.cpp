@@ -3,13 +3,14 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace moe::run {
 
 namespace {
 
-constexpr double seconds_per_look = 0.5;
+constexpr double seconds_per_look = 0.5, patience_with_gone = 2.0;
 
 } // namespace
 
@@ -39,7 +40,9 @@ void Watchdog::watch() {
             const bool gets_on = now.waits || now.ops != ops_[r];
             still_[r] = gets_on ? 0 : still_[r] + 1;
             ops_[r] = now.ops;
-            if (still_[r] * seconds_per_look <= patience_) continue;
+            const double patience = now.gone.empty() ? patience_ : std::min(patience_, patience_with_gone);
+            if (still_[r] * seconds_per_look <= patience) continue;
+            if (!now.gone.empty()) return on_hang_(fmt::format("{}: {}", now.place, now.gone));
             const std::string with = now.others.empty() ? "it waits for nobody" : "it may wait for " + now.others;
             on_hang_(fmt::format("{}: hangs: nothing has ended for {:.0f} s and {}; if its work takes that long, raise "
                                  "--hang-timeout",

@@ -17,14 +17,16 @@ struct Standing {
     bool waits = false;    // whether it waits for another rank, a core or its next step: not its own fault
     std::string place;     // "rank 5: gemm (layer 3, slot 7)"
     std::string others;    // "rank 1": who takes part in what a device does there; empty where it does it alone
+    std::string gone = {}; // "rank 1 has died: ...": why the run cannot go on, whatever this rank does
 };
 
 // Looks at every rank of this process twice a second. Time is counted in looks, so that a process that was suspended
 // as a whole is not taken for one that hangs.
 class Watchdog {
 public:
-    // standing(i) of `ranks` ranks. on_hang is called once, on the watchdog's thread, with a line that names rank and
-    // op; it must not return to a run that goes on as if nothing were.
+    // standing(i) of `ranks` ranks. Where another has gone, a rank that is still for two seconds may be waiting for it
+    // in a call that looks at nothing: the line says who has gone. on_hang is called once, on the watchdog's thread,
+    // with a line that names rank and op; it must not return to a run that goes on as if nothing were.
     Watchdog(int ranks, double patience_seconds, std::function<Standing(int)> standing,
              std::function<void(const std::string& line)> on_hang);
     ~Watchdog();

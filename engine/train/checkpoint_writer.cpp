@@ -8,8 +8,8 @@
 
 namespace moe::train {
 
-CheckpointWriter::CheckpointWriter(std::string folder, std::string run, int place, Position position)
-    : folder_(std::move(folder)), position_(std::move(position)) {
+CheckpointWriter::CheckpointWriter(std::string folder, std::string run, int place, Position position, std::size_t keep)
+    : folder_(std::move(folder)), position_(std::move(position)), keep_(place == 0 ? keep : 0) {
     weights::test_write(folder_, fmt::format("{}-{}", run, place));
     snapshot_.run = std::move(run);
 }
@@ -25,6 +25,7 @@ void CheckpointWriter::save(const Trainer& trainer) {
     writing_ = std::thread([this] {
         try {
             weights::write_checkpoint(folder_, snapshot_);
+            if (keep_ > 0) weights::keep_newest(folder_, keep_);
         } catch (...) {
             failure_ = std::current_exception();
         }

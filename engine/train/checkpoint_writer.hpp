@@ -20,7 +20,8 @@ public:
 
     // folder: made where it is missing, and test-written: throws Error (failure) where that fails. run: the same for
     // all processes of one run, and no other's. place: another for each of them. position: none for data without one.
-    CheckpointWriter(std::string folder, std::string run, int place = 0, Position position = {});
+    // keep: checkpoints that stay in the folder, 0 = all; the process of place 0 removes older ones behind each save.
+    CheckpointWriter(std::string folder, std::string run, int place = 0, Position position = {}, std::size_t keep = 0);
     ~CheckpointWriter(); // waits for the checkpoint that is being written
     CheckpointWriter(const CheckpointWriter&) = delete;
     CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -35,6 +36,7 @@ public:
 private:
     std::string folder_;
     Position position_;
+    std::size_t keep_ = 0; // 0: all, or another process removes
     weights::Snapshot snapshot_;
     std::thread writing_;
     std::exception_ptr failure_;

@@ -125,7 +125,7 @@ struct Found {
 
 // Elements [first, first + out.size()) of a parameter. Rows that lie whole are read at once; where neighbours in a row
 // are far apart in the file, so are the rows close together: a column of them is read at once and its elements picked.
-void read_part(const Found& found, std::int64_t first, std::span<float> out) {
+void read_stored(const Found& found, std::int64_t first, std::span<float> out) {
     const Source& s = found.source;
     if (s.col_stride == 1 && s.row_stride == found.cols)
         return weights::read_floats(*found.tensor, s.name, s.offset + first, out);
@@ -150,6 +150,15 @@ void read_part(const Found& found, std::int64_t first, std::span<float> out) {
                 out[static_cast<std::size_t>(at)] = column[static_cast<std::size_t>((r - row0) * s.row_stride)];
         }
     }
+}
+
+// A weight that is no number would make every loss one, steps later and without a name.
+void read_part(const Found& found, std::int64_t first, std::span<float> out) {
+    read_stored(found, first, out);
+    const auto wrong = std::find_if(out.begin(), out.end(), [](float value) { return !std::isfinite(value); });
+    if (wrong != out.end())
+        refuse("{}: {} holds {} at element {} of the parameter: the file is damaged, or of a run that diverged",
+               found.tensor->file->path(), shown(found.source.name), *wrong, first + (wrong - out.begin()));
 }
 
 Found locate(const weights::StoredWeights& weights, const model::Model& model, const std::string& parameter,

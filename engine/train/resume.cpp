@@ -4,6 +4,9 @@
 #include "planner/base/error.hpp"
 #include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/model/model.hpp"
+#include "planner/model/same.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -26,11 +29,13 @@ const std::set<std::string_view>& silent_fields() {
     return names;
 }
 
-// Leaves by their dotted names; null counts as absent.
-void flatten(const Json& json, const std::string& name, std::map<std::string, std::string>& fields) {
+using Fields = std::map<std::string, Json>; // leaves by their dotted names
+
+// Null counts as absent.
+void flatten(const Json& json, const std::string& name, Fields& fields) {
     if (json.is_null()) return;
     if (!json.is_object()) {
-        fields[name] = json_text(json);
+        fields[name] = json;
         return;
     }
     for (const auto& [key, value] : json.items())
@@ -38,15 +43,48 @@ void flatten(const Json& json, const std::string& name, std::map<std::string, st
             flatten(value, name.empty() ? key : fmt::format("{}.{}", name, key), fields);
 }
 
-std::map<std::string, std::string> fields_of(const std::string& config, const std::string& place) {
-    std::map<std::string, std::string> fields;
-    flatten(parse_json<Json>(config, place, long_json), "", fields);
-    return fields;
+// One of the two configs, with its fields.
+struct Config {
+    Config(const std::string& text, const std::string& place) : json(parse_json<Json>(text, place, long_json)) {
+        flatten(json, "", fields);
+    }
+    const Json* find(const std::string& name) const {
+        const auto found = fields.find(name);
+        return found == fields.end() ? nullptr : &found->second;
+    }
+    std::string value(const std::string& name) const {
+        const Json* found = find(name);
+        return found == nullptr ? "absent" : json_text(*found);
+    }
+
+    Json json;
+    Fields fields;
+};
+
+// A field that one config states and the other leaves to its default does not differ where the model stays the same
+// when both state it.
+bool states_default(const Config& lacking, const std::string& name, const Json& value) {
+    Json stating = lacking.json;
+    try {
+        Json* at = &stating;
+        for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+            end = name.find('.', begin);
+            Json& inner = (*at)[name.substr(begin, end - begin)];
+            if (inner.is_null() && end != std::string::npos) inner = Json::object();
+            at = &inner;
+        }
+        *at = value;
+        return model::same_computation(families::model_from_json(json_text(lacking.json), "config"),
+                                       families::model_from_json(json_text(stating), "config"));
+    } catch (const Error&) {
+        return false; // A config that cannot be read says nothing about its defaults.
+    }
 }
 
-std::string value_of(const std::map<std::string, std::string>& fields, const std::string& name) {
-    const auto found = fields.find(name);
-    return found == fields.end() ? "absent" : found->second; // whole: lists may differ at their ends
+bool same_field(const Config& was, const Config& is, const std::string& name) {
+    const Json *before = was.find(name), *now = is.find(name);
+    if (before != nullptr && now != nullptr) return *before == *now; // 10000 is 10000.0
+    return before == nullptr ? states_default(was, name, *now) : states_default(is, name, *before);
 }
 
 std::string text_of(const data::DataPosition& data) {
@@ -93,13 +131,12 @@ const char* on_off(bool shuffled) { return shuffled ? "on" : "off"; }
 std::vector<std::string> check_resume(const std::string& path, const weights::RunState& stored, const ResumedRun& now,
                                       const std::vector<std::string>& allowed) {
     Comparison compare(path, allowed);
-    const std::map<std::string, std::string> was = fields_of(stored.config, path), is = fields_of(now.config, "plan");
+    const Config was(stored.config, path), is(now.config, "plan");
     std::set<std::string> names;
-    for (const auto& [name, value] : was) names.insert(name);
-    for (const auto& [name, value] : is) names.insert(name);
+    for (const Config* config : {&was, &is})
+        for (const auto& [name, value] : config->fields) names.insert(name);
     for (const std::string& name : names)
-        if (value_of(was, name) != value_of(is, name))
-            compare.differs(name, shown(value_of(was, name)), shown(value_of(is, name)));
+        if (!same_field(was, is, name)) compare.differs(name, shown(was.value(name)), shown(is.value(name)));
     if (stored.seed != now.seed) compare.differs("seed", std::to_string(stored.seed), std::to_string(now.seed));
     const data::DataPosition &before = stored.data, &data = now.data;
     if (before.datasets.empty()) {

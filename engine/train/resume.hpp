@@ -19,7 +19,8 @@ struct ResumedRun {
 // Compares the model's fields, the datasets, their blend, their order and the seed. Throws Error (bad_input) naming the
 // first field that differs, both values, and --allow-change, unless `allowed` names it. Returns what the run should
 // say: changes that are allowed, and those that need no leave (batch, length of samples). Fields of a config that say
-// nothing about what is computed (dtype of files, names, token ids) are not compared.
+// nothing about what is computed (dtype of files, names, token ids) are not compared; one that is stated with the value
+// that its absence means is no change.
 std::vector<std::string> check_resume(const std::string& path, const weights::RunState& stored, const ResumedRun& now,
                                       const std::vector<std::string>& allowed);
 // Whether blocks of a pass come in the order in which the checkpoint's run took them.

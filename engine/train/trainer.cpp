@@ -26,10 +26,13 @@ plan::Plan sound(const plan::Plan& plan) {
     return plan;
 }
 
+// The plan by which nothing overflows.
+plan::Plan forward_plan(const plan::Plan& plan) { return plan::overflow_retry_plan(plan).value_or(plan); }
+
 } // namespace
 
 Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
-    : plan_(sound(plan)),
+    : plan_(options.forward_only ? forward_plan(sound(plan)) : sound(plan)),
       options_(options),
       mesh_(plan),
       backend_(options.table != nullptr ? options.table : &backends::backend_named(options.backend)) {
@@ -40,14 +43,22 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
         refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
                plan_.gpus);
     std::vector<memory::MemoryPlan> memory;
-    for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower::lower(plan_, stage));
+    for (int stage = 0; stage < plan_.pp; ++stage)
+        programs_.push_back(options_.forward_only ? lower::lower_forward(plan_, stage, *options_.forward_only)
+                                                  : lower::lower(plan_, stage));
     run::check_executable(plan_, programs_, *backend_);
-    if (const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan_)) {
+    if (const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan_); again && !options_.forward_only) {
         for (int stage = 0; stage < plan_.pp; ++stage) reruns_.push_back(lower::lower(*again, stage));
         run::check_executable(*again, reruns_, *backend_);
     }
+    if (options_.evaluates && !options_.forward_only) lower_evaluation();
     for (const program::Program& program : programs_) {
-        memory.push_back(memory::plan_memory_with_retry(plan_, program));
+        memory.push_back(options_.forward_only ? memory::plan_memory(program)
+                                               : memory::plan_memory_with_retry(plan_, program));
+        if (!forwards_.empty())
+            memory.back().arena_bytes =
+                std::max(memory.back().arena_bytes,
+                         memory::plan_memory(forwards_[static_cast<std::size_t>(program.pipeline_rank)]).arena_bytes);
         arena_bytes_ = std::max(arena_bytes_, memory.back().arena_bytes);
     }
 
@@ -58,6 +69,8 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     device_of(places - 1); // device_of() refuses a device that this machine has not.
     if (transport() == nullptr) fabric_ = std::make_unique<comm::ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
+    if (plan_.masks_documents()) starts_.resize(tokens_.size());
+    label_shares_.resize(1 + plan_.model->mtp.size(), 1.0f);
     kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
     // Ranks are built on their own threads: filling the arenas takes as long as a step and touches the memory where it
     // will be used.
@@ -79,7 +92,10 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
             static_cast<int>(ranks_.size()), options_.hang_timeout,
             [this](int place) {
                 const Rank& rank = ranks_[static_cast<std::size_t>(place)];
-                return (again_ ? rank.rerun_executor : rank.executor)->standing();
+                Beside Rank::*const beside = beside_;
+                run::Standing standing = (beside != nullptr ? (rank.*beside).executor : rank.executor)->standing();
+                if (transport() != nullptr) standing.gone = transport()->gone();
+                return standing;
             },
             options_.on_hang);
 }
@@ -128,25 +144,30 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
-    r.tokens.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
+    if (plan_.masks_documents()) {
+        r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
+        std::iota(r.queries.begin(), r.queries.end(), 0);
+        if (r.queries.size() == r.positions.size()) r.queries = r.positions;
+    }
 }
 
 void Trainer::start_rank(Rank& r) {
     r.executor = std::make_unique<run::Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
     r.executor->prepare();
-    if (!reruns_.empty()) build_rerun(r);
+    if (!reruns_.empty()) build_beside(r, reruns_[static_cast<std::size_t>(r.stage)], r.rerun);
+    if (!forwards_.empty()) build_beside(r, forwards_[static_cast<std::size_t>(r.stage)], r.forward);
 }
 
-void Trainer::build_rerun(Rank& r) {
-    const program::Program &program = program_of(r), &again = reruns_[static_cast<std::size_t>(r.stage)];
-    const memory::MemoryPlan memory = memory::plan_memory(again);
-    if (!memory::same_states(program, memory::plan_memory(program), again, memory))
-        fail("rank {}: the Program of a step that is run again has its weights elsewhere", r.rank);
-    r.rerun_arena = std::make_unique<device::Arena>(again, memory, mesh_, r.rank, *r.arena);
-    r.rerun_executor =
-        std::make_unique<run::Executor>(again, *r.rerun_arena, mesh_, r.rank, *backend_, *r.communicator, false);
-    r.rerun_executor->prepare();
-    r.rerun_recorder = std::make_unique<run::Recorder>(again, r.rank, 1);
+void Trainer::build_beside(Rank& r, const program::Program& second, Beside& beside) const {
+    const program::Program& program = program_of(r);
+    const memory::MemoryPlan memory = memory::plan_memory(second);
+    if (!memory::same_states(program, memory::plan_memory(program), second, memory))
+        fail("rank {}: the Program that runs in place of a step has its weights elsewhere", r.rank);
+    beside.arena = std::make_unique<device::Arena>(second, memory, mesh_, r.rank, *r.arena);
+    beside.executor =
+        std::make_unique<run::Executor>(second, *beside.arena, mesh_, r.rank, *backend_, *r.communicator, false);
+    beside.executor->prepare();
+    beside.recorder = std::make_unique<run::Recorder>(second, r.rank, 1);
 }
 
 void Trainer::index_parameters() {
@@ -172,17 +193,32 @@ void Trainer::index_parameters() {
             fail("the ranks hold {} elements of {}, which has {} x {}", held[name], name, shape.rows, shape.cols);
 }
 
+// Reads the samples [first, end) into the batch; what is left of it has no tokens.
+void Trainer::take_samples(const SampleSource& source, std::int64_t first, std::int64_t end) {
+    const auto row = static_cast<std::size_t>(plan_.seq + 1);
+    for (std::int64_t s = 0; s < plan_.gbs; ++s) {
+        const std::span<std::int32_t> tokens = std::span(tokens_).subspan(static_cast<std::size_t>(s) * row, row);
+        if (first + s < end)
+            source(first + s, tokens);
+        else
+            std::fill(tokens.begin(), tokens.end(), -1);
+        if (starts_.empty()) continue;
+        const std::span<std::int32_t> starts = std::span(starts_).subspan(static_cast<std::size_t>(s) * row, row);
+        std::fill(starts.begin(), starts.end(), 0);
+        if (first + s < end && source.documents) source.documents(first + s, starts);
+    }
+}
+
 StepResult Trainer::step(const SampleSource& source) {
-    const std::int64_t row = plan_.seq + 1;
-    for (std::int64_t s = 0; s < plan_.gbs; ++s)
-        source(samples_ + s,
-               std::span(tokens_).subspan(static_cast<std::size_t>(s * row), static_cast<std::size_t>(row)));
+    take_samples(source, samples_, samples_ + plan_.gbs);
+    if (plan_.masks_documents()) count_labels();
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
     zero_ = run::Recorder::Clock::now();
     for (Rank& r : ranks_) r.executor->begin();
     const bool timed = done_ >= first_timed_;
     run_ranks([&](Rank& r, int) {
+        r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
         begin_rank(r);
         r.executor->step(*r.recorder, timed);
     });
@@ -212,16 +248,21 @@ double Trainer::overflow() const {
 
 // Inputs and scalars of both Programs lie at the same places, and no weight has changed.
 void Trainer::run_again() {
-    for (Rank& rank : ranks_) rank.rerun_executor->begin();
-    again_ = true;
-    run_ranks([&](Rank& r, int) {
-        begin_rank(r);
-        r.rerun_recorder->begin_step(0, zero_);
-        r.rerun_executor->step(*r.rerun_recorder, false);
-    });
-    again_ = false;
+    run_beside(&Rank::rerun);
     if (const double left = overflow(); left > 0.0)
         fail("step {}: {} routed rows have no place in buffers for the worst case", done_ + 1, left);
+}
+
+// Inputs are those of the step.
+void Trainer::run_beside(Beside Rank::*beside) {
+    for (Rank& rank : ranks_) (rank.*beside).executor->begin();
+    beside_ = beside;
+    run_ranks([&](Rank& r, int) {
+        begin_rank(r);
+        (r.*beside).recorder->begin_step(0, zero_);
+        (r.*beside).executor->step(*(r.*beside).recorder, false);
+    });
+    beside_ = nullptr;
 }
 
 // Returns the sums as the rank that computes the loss has them.
@@ -254,7 +295,6 @@ double Trainer::read_scalar(const Rank& rank, program::TensorId id) const {
 
 void Trainer::begin_rank(Rank& r) {
     const program::Program& program = program_of(r);
-    r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         const program::Tensor& tensor = program.tensors[id];
         if (tensor.storage == program::Storage::scalar)
@@ -278,6 +318,9 @@ void Trainer::begin_rank(Rank& r) {
 // positions) * mbs + sequence.
 void Trainer::fill_inputs(Rank& r) {
     const program::Program& program = program_of(r);
+    for (std::size_t d = 0; d < program.io.label_shares.size(); ++d)
+        r.device->write(r.arena->at(program.io.label_shares[d]), &label_shares_[d], sizeof label_shares_[d]);
+    for (int j = 0; plan_.masks_documents() && j < plan_.micro_batches(); ++j) write_documents(r, j);
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.embedding; });
     const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
@@ -292,17 +335,50 @@ void Trainer::fill_inputs(Rank& r) {
 }
 
 void Trainer::write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead) {
-    const std::int64_t mbs = plan_.mbs;
-    for (std::int64_t b = 0; b < mbs; ++b) {
-        const std::int64_t first = (micro_batch * plan_.dp + r.data) * mbs;
-        const std::int32_t* sample = tokens_.data() + (first + b) * (plan_.seq + 1);
-        for (std::size_t i = 0; i < r.positions.size(); ++i) {
-            const std::int64_t from = r.positions[i] + ahead;
-            r.tokens[i * static_cast<std::size_t>(mbs) + static_cast<std::size_t>(b)] =
-                from <= plan_.seq ? sample[from] : -1;
-        }
-    }
+    write_rows(r, input, micro_batch, r.positions, [&](std::int64_t sample, std::int32_t position) {
+        if (position + ahead > plan_.seq || !labels(sample, position, ahead)) return -1;
+        return tokens_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead)];
+    });
+}
+
+template <class Value>
+void Trainer::write_rows(Rank& r, program::TensorId input, int micro_batch, std::span<const std::int32_t> positions,
+                         Value value) {
+    const auto mbs = static_cast<std::size_t>(plan_.mbs);
+    const std::int64_t first = (micro_batch * plan_.dp + r.data) * plan_.mbs;
+    r.tokens.resize(mbs * positions.size());
+    for (std::size_t b = 0; b < mbs; ++b)
+        for (std::size_t i = 0; i < positions.size(); ++i)
+            r.tokens[i * mbs + b] = value(first + static_cast<std::int64_t>(b), positions[i]);
     r.device->write(r.arena->at(input, micro_batch), r.tokens.data(), r.tokens.size() * sizeof r.tokens[0]);
+}
+
+void Trainer::write_documents(Rank& r, int micro_batch) {
+    const program::ProgramIo& io = program_of(r).io;
+    const auto start = [&](std::int64_t sample, std::int32_t position) {
+        return starts_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position)];
+    };
+    write_rows(r, io.document_starts, micro_batch, r.queries, start);
+    write_rows(r, io.document_positions, micro_batch, r.positions,
+               [&](std::int64_t sample, std::int32_t position) { return position - start(sample, position); });
+}
+
+bool Trainer::labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const {
+    const auto at = static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead);
+    return starts_.empty() || starts_[at] <= position;
+}
+
+// The scale of a loss is that of all labels; where documents mask some, the share makes it that of the others.
+void Trainer::count_labels() {
+    label_shares_.clear();
+    for (std::size_t depth = 0; depth <= plan_.model->mtp.size(); ++depth) {
+        const auto ahead = static_cast<std::int64_t>(depth) + 1;
+        std::int64_t all = 0, counted = 0;
+        for (std::int64_t s = 0; s < plan_.gbs; ++s)
+            for (std::int64_t at = 0; at + ahead <= plan_.seq; ++at, ++all) counted += labels(s, at, ahead) ? 1 : 0;
+        label_shares_.push_back(
+            counted > 0 ? static_cast<float>(static_cast<double>(all) / static_cast<double>(counted)) : 0.0f);
+    }
 }
 
 void Trainer::set_hyper(double lr) {
@@ -338,8 +414,8 @@ program::Timeline Trainer::timeline() const {
     timeline.predicted = false;
     timeline.plan_json = plan::plan_to_json(plan_);
     timeline.step_seconds = seconds;
-    timeline.tflops_per_gpu = model::model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
-                              static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
+    timeline.tflops_per_gpu =
+        plan::flops_per_token(plan_) * static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
     timeline.memory_gib = memory_gib();
     std::vector<std::vector<program::TimelineRow>> rows;
     for (const Rank& rank : ranks_) rows.push_back(rank.recorder->rows(static_cast<std::size_t>(step)));

@@ -8,6 +8,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/train/checkpoint_writer.hpp"
 #include "engine/weights/parameters.hpp"
+#include "planner/lower/lower.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 
@@ -18,8 +19,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace moe::train {
@@ -54,6 +58,9 @@ struct TrainOptions {
     // for others; the run cannot be ended from inside, so it should end the process. None: nobody watches.
     std::function<void(const std::string& line)> on_hang;
     double hang_timeout = 20.0; // 0: nobody watches
+    // No step is taken: ranks hold weights alone, and evaluate() or, with cached keys, decode() is called.
+    std::optional<lower::ForwardOnly> forward_only;
+    bool evaluates = false; // evaluate() is called: its Programs take room in the arena where a step leaves too little
 };
 
 // Throws Error (bad_input) for values outside their range, by the name of the command-line option.
@@ -66,6 +73,8 @@ struct RouterStep {
     int layer = 0;                       // number of the layer in the model; MTP layers come behind the model's
     double aux_loss = 0.0, z_loss = 0.0; // losses with their coefficients; 0 where the plan has none
     std::vector<std::int64_t> tokens;    // tokens sent to each expert
+    std::vector<double> bias = {};       // selection biases behind the step, where the plan moves them
+    double bias_spread() const;          // largest bias less the smallest, 0 without any
     double max_over_mean() const;        // most tokens of an expert over the mean; 1 = balanced
     // Entropy of the loads over that of even ones: 1 = even, 0 = one expert has all; 1 where nothing is sent.
     double load_entropy() const;
@@ -82,14 +91,31 @@ struct StepResult {
     // Routed rows, over all layers and ranks, for which the planned capacity had no place. Above 0 the step was run a
     // second time with the worst case's buffers, whose results these are.
     double overflow = 0.0;
-    // Steps of the routers, by layer, at process 0; empty on back ends with a queue and over processes unless the plan
-    // counts loads.
+    // Steps of the routers, by layer, at process 0. Programs of our stack count loads where they run; of others, loads
+    // that no loss or bias needs are known on the CPU in one process alone.
     std::vector<RouterStep> routers;
     double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
 };
 
-// Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1.
-using SampleSource = std::function<void(std::int64_t sample, std::span<std::int32_t> tokens)>;
+// The loss of weights as they are over samples that they are not trained on.
+struct Evaluation {
+    double loss = 0.0;       // mean cross-entropy over tokens, nats
+    std::int64_t tokens = 0; // labels that there were
+};
+
+// Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1. In an evaluation -1 stands
+// behind the last token of a sample that is shorter.
+struct SampleSource {
+    using Write = std::function<void(std::int64_t sample, std::span<std::int32_t> out)>;
+    Write tokens;
+    // Where the document of each token begins in the sample, for plans that mask documents; none: a sample is one.
+    Write documents;
+
+    template <class F, class = std::enable_if_t<std::is_constructible_v<Write, F>>>
+    SampleSource(F write) : tokens(std::move(write)) {} // NOLINT(google-explicit-constructor): most have tokens alone
+    SampleSource(Write write, Write starts) : tokens(std::move(write)), documents(std::move(starts)) {}
+    void operator()(std::int64_t sample, std::span<std::int32_t> out) const { tokens(sample, out); }
+};
 
 class Trainer {
 public:
@@ -99,6 +125,13 @@ public:
     Trainer& operator=(const Trainer&) = delete;
 
     StepResult step(const SampleSource& source);
+    // The loss over the samples [0, samples), in batches of the plan's, of which the last may be filled up. Nothing
+    // that a later step reads changes: it gives the bits that it gives without. Called by all processes, between steps;
+    // only with options.evaluates or options.forward_only.
+    Evaluation evaluate(const SampleSource& source, std::int64_t samples);
+    // The logits [vocab] of the token behind `token`, which stands at `position`; positions are given in order from 0,
+    // and all below options.forward_only's cached keys. Of one rank with sequences of one token.
+    std::vector<float> decode(std::int32_t token, std::int64_t position);
     // Records every step from now on. On devices only the last of options.steps are recorded otherwise, because that
     // costs time.
     void record_from_now() { first_timed_ = std::min(first_timed_, done_); }
@@ -135,7 +168,7 @@ public:
     // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
     double memory_gib() const;
     double arena_gib() const; // planned size of the arena, GiB
-    // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
+    // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty where steps do not tell.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
     std::string device_name() const;          // name of the devices, with their number where there are several
@@ -149,18 +182,23 @@ public:
     const std::vector<program::Program>& programs() const { return programs_; }
 
 private:
+    // What runs a second Program in the arena of a rank's step.
+    struct Beside {
+        std::unique_ptr<device::Arena> arena;
+        std::unique_ptr<run::Executor> executor;
+        std::unique_ptr<run::Recorder> recorder;
+    };
     struct Rank {
         std::unique_ptr<device::Device> device; // The device outlives the arena.
         std::unique_ptr<device::Arena> arena;
         std::unique_ptr<comm::Communicator> communicator;
         std::unique_ptr<run::Executor> executor;
         std::unique_ptr<run::Recorder> recorder;
-        // These three run a step again that overflowed; null where none can be.
-        std::unique_ptr<device::Arena> rerun_arena;
-        std::unique_ptr<run::Executor> rerun_executor;
-        std::unique_ptr<run::Recorder> rerun_recorder;
+        Beside rerun;   // a step again that overflowed; null where none can be
+        Beside forward; // an evaluation; null where there is none
         std::vector<weights::LocalParameter> parameters;
         std::vector<std::int32_t> positions; // positions of this rank's tokens in their sequence
+        std::vector<std::int32_t> queries;   // those of attention's rows, where documents are masked
         std::vector<std::int32_t> tokens;    // tokens of one micro-batch, on their way to the device
         int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP
     };
@@ -176,7 +214,11 @@ private:
     int stage_of_rank(int rank) const;
     void build_rank(Rank& rank, int place, const std::vector<memory::MemoryPlan>& memory);
     void start_rank(Rank& rank);
-    void build_rerun(Rank& rank);
+    void build_beside(Rank& rank, const program::Program& program, Beside& beside) const;
+    void run_beside(Beside Rank::*beside);
+    void lower_evaluation();
+    void run_forward();
+    void take_samples(const SampleSource& source, std::int64_t first, std::int64_t end);
     int device_of(int place) const;
     void join_devices(const std::vector<memory::MemoryPlan>& memory);
     std::vector<comm::MeetingPoint> meeting_points(std::size_t count) const;
@@ -190,13 +232,23 @@ private:
     std::vector<std::vector<T>> gathered(const std::vector<T>& mine) const; // vectors by rank, at rank 0
     void begin_rank(Rank& rank);
     void fill_inputs(Rank& rank);
-    // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
+    // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample or the document.
     void write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead);
+    // Whether the token `ahead` of a position is of the same document, so that it is a label there.
+    bool labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const;
+    void count_labels(); // label_shares_ of the samples that are there
+    // One int32 for each of the given positions of a micro-batch's sequences: value(sample of the step, position).
+    template <class Value>
+    void write_rows(Rank& r, program::TensorId input, int micro_batch, std::span<const std::int32_t> positions,
+                    Value value);
+    void write_documents(Rank& r, int micro_batch);
     std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses
     void count_routed(const std::vector<std::vector<std::int64_t>>& routed, std::map<int, RouterStep>& steps) const;
     void gather_routers(std::map<int, RouterStep>& steps);
     double read_scalar(const Rank& rank, program::TensorId id) const;
+    bool counts_load() const; // the Programs do
     std::vector<RouterStep> read_routers(bool again);
+    std::vector<double> read_bias(int layer, std::size_t experts) const;
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     void set_hyper(double lr);
     std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers have empty vectors
@@ -210,6 +262,7 @@ private:
     const ops::Backend* backend_ = nullptr;
     std::vector<program::Program> programs_; // programs by pipeline rank
     std::vector<program::Program> reruns_;   // programs of steps that are run again; empty where none can be
+    std::vector<program::Program> forwards_; // programs of evaluations; empty where there are none
     std::unique_ptr<engine::Cores> cores_;
     std::unique_ptr<comm::ThreadFabric> fabric_;
     std::unique_ptr<comm::QueuedFabric> queued_fabric_; // stands in place of fabric_ where ranks have devices
@@ -220,6 +273,8 @@ private:
     std::map<std::string, Shape> shapes_;
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
+    std::vector<std::int32_t> starts_; // likewise, where each token's document begins; empty without masks
+    std::vector<float> label_shares_;  // ProgramIo::label_shares of the current step
     std::array<float, 8> hyper_{};
     std::map<int, std::vector<float>> last_load_;   // RouterIo::last_load of the next step, by layer
     std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
@@ -232,8 +287,8 @@ private:
     std::vector<KeptStep> kept_; // steps by number modulo the vector's size
     run::Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
-    std::atomic<bool> again_{false};          // whether a step is being run again
-    std::unique_ptr<run::Watchdog> watchdog_; // The watchdog comes last, as it looks at the others.
+    std::atomic<Beside Rank::*> beside_{nullptr}; // what runs in place of the step, null: the step itself
+    std::unique_ptr<run::Watchdog> watchdog_;     // The watchdog comes last, as it looks at the others.
 };
 
 // The times when train() saves, and the place: every `interval` steps (0: never in between), behind the last step, and

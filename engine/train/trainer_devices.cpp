@@ -37,21 +37,24 @@ std::vector<comm::MeetingPoint> Trainer::meeting_points(std::size_t count) const
 void Trainer::join_devices(const std::vector<memory::MemoryPlan>& memory) {
     std::vector<const program::Program*> programs;
     for (const program::Program& program : programs_) programs.push_back(&program);
-    for (const program::Program& program : reruns_) programs.push_back(&program);
+    for (const std::vector<program::Program>* beside : {&reruns_, &forwards_})
+        for (const program::Program& program : *beside) programs.push_back(&program);
     std::vector<comm::CommGroup> comm_groups = comm::comm_groups_of(programs, mesh_);
     std::vector<comm::MeetingPoint> points = meeting_points(comm_groups.size());
     queued_fabric_ = std::make_unique<comm::QueuedFabric>(backend_->collectives(), mesh_, std::move(comm_groups),
                                                           std::move(points), transport());
     comm::check_streams(programs_, memory, mesh_);
-    if (!reruns_.empty()) {
-        std::vector<memory::MemoryPlan> again;
-        for (const program::Program& program : reruns_) again.push_back(memory::plan_memory(program));
-        comm::check_streams(reruns_, again, mesh_);
+    for (const std::vector<program::Program>* beside : {&reruns_, &forwards_}) {
+        if (beside->empty()) continue;
+        std::vector<memory::MemoryPlan> second;
+        for (const program::Program& program : *beside) second.push_back(memory::plan_memory(program));
+        comm::check_streams(*beside, second, mesh_);
     }
     std::vector<double> before(ranks_.size()), after(ranks_.size());
     run_ranks([&](Rank& rank, int place) {
         std::vector<const program::Program*> mine{&program_of(rank)};
-        if (!reruns_.empty()) mine.push_back(&reruns_[static_cast<std::size_t>(rank.stage)]);
+        for (const std::vector<program::Program>* beside : {&reruns_, &forwards_})
+            if (!beside->empty()) mine.push_back(&(*beside)[static_cast<std::size_t>(rank.stage)]);
         before[static_cast<std::size_t>(place)] = rank.device->used_bytes();
         auto joined = std::make_unique<comm::QueuedCommunicator>(*queued_fabric_, rank.rank, *rank.device,
                                                                  *backend_->kernels, mine);

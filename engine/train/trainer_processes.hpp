@@ -1,7 +1,9 @@
-// The messages that the trainers of several processes exchange between ops.
+// The messages that the trainers of several processes exchange between ops, and the pieces of parameters that each
+// holds.
 #pragma once
 
 #include "engine/train/trainer.hpp"
+#include "planner/base/error.hpp"
 
 #include <cstring>
 #include <span>
@@ -29,6 +31,19 @@ std::vector<std::vector<T>> Trainer::gathered(const std::vector<T>& mine) const 
         if (!part.empty()) std::memcpy(all.back().data(), part.data(), part.size());
     }
     return all;
+}
+
+template <class Visit>
+void Trainer::for_each_piece(const std::string& name, Visit visit) const {
+    if (shapes_.count(name) == 0) refuse("the model has no parameter '{}'", name);
+    const auto found = holders_.find(name);
+    if (found == holders_.end()) return; // Other processes hold the tensor.
+    for (const Holder& holder : found->second) {
+        const Rank& r = ranks_[static_cast<std::size_t>(holder.place)];
+        const weights::LocalParameter& p = r.parameters[holder.parameter];
+        const program::Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
+        for (const weights::Piece& piece : p.pieces) visit(r, bucket, piece);
+    }
 }
 
 } // namespace moe::train

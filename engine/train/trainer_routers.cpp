@@ -2,7 +2,11 @@
 // processes.
 #include "engine/train/trainer_processes.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace moe::train {
@@ -17,6 +21,12 @@ void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, 
 }
 
 } // namespace
+
+double RouterStep::bias_spread() const {
+    if (bias.empty()) return 0.0;
+    const auto [least, most] = std::minmax_element(bias.begin(), bias.end());
+    return *most - *least;
+}
 
 double RouterStep::max_over_mean() const {
     if (tokens.empty()) return 1.0;
@@ -40,20 +50,27 @@ double StepResult::aux_loss() const {
     return sum;
 }
 
+bool Trainer::counts_load() const {
+    return std::any_of(programs_.begin(), programs_.end(),
+                       [](const program::Program& program) { return !program.io.routers.empty(); });
+}
+
 // Every rank of a pipeline stage holds the same sums: one speaks for it.
 std::vector<RouterStep> Trainer::read_routers(bool again) {
     std::map<int, RouterStep> steps;
-    for (int stage = 0; stage < plan_.pp; ++stage) {
-        const auto speaker =
-            std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
-        if (speaker != ranks_.end()) read_router_sums(*speaker, steps);
+    if (counts_load()) {
+        for (int stage = 0; stage < plan_.pp; ++stage) {
+            const auto speaker =
+                std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
+            if (speaker != ranks_.end()) read_router_sums(*speaker, steps);
+        }
+        if (transport() != nullptr) gather_routers(steps);
+        for (const auto& [layer, step] : steps) add_tokens(routed_, static_cast<std::size_t>(layer), step.tokens);
+    } else {
+        const std::vector<std::vector<std::int64_t>> routed = routed_in_step(again);
+        for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(routed_, layer, routed[layer]);
+        if (transport() == nullptr) count_routed(routed, steps);
     }
-    const std::vector<std::vector<std::int64_t>> routed = routed_in_step(again);
-    for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(routed_, layer, routed[layer]);
-    if (transport() == nullptr)
-        count_routed(routed, steps);
-    else if (plan_.router.counts_load())
-        gather_routers(steps);
     std::vector<RouterStep> list;
     for (auto& [layer, step] : steps) list.push_back(std::move(step));
     return list;
@@ -71,7 +88,8 @@ void Trainer::count_routed(const std::vector<std::vector<std::int64_t>>& routed,
 
 // Process 0, which reports and writes the index of checkpoints, gets those of all stages.
 void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
-    std::vector<double> flat; // each layer, losses, number of experts, their tokens, whether loads follow, loads
+    // Each layer, losses, number of experts, their tokens, whether loads follow, loads, number of biases, biases.
+    std::vector<double> flat;
     for (const auto& [layer, step] : steps) {
         const auto load = last_load_.find(layer);
         flat.insert(flat.end(),
@@ -79,41 +97,74 @@ void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
         flat.insert(flat.end(), step.tokens.begin(), step.tokens.end());
         flat.push_back(load != last_load_.end() ? 1.0 : 0.0);
         if (load != last_load_.end()) flat.insert(flat.end(), load->second.begin(), load->second.end());
+        flat.push_back(static_cast<double>(step.bias.size()));
+        flat.insert(flat.end(), step.bias.begin(), step.bias.end());
     }
     for (const std::vector<double>& part : gathered(flat))
         for (auto at = part.begin(); at != part.end();) {
-            RouterStep step{static_cast<int>(at[0]), at[1], at[2], {}};
+            RouterStep step;
+            step.layer = static_cast<int>(at[0]);
+            step.aux_loss = at[1];
+            step.z_loss = at[2];
             const auto experts = static_cast<std::ptrdiff_t>(at[3]);
             step.tokens.assign(at + 4, at + 4 + experts);
             at += 4 + experts;
             const bool loads = *at++ != 0.0;
             if (loads) last_load_[step.layer].assign(at, at + experts);
             if (loads) at += experts;
+            const auto biases = static_cast<std::ptrdiff_t>(*at++);
+            step.bias.assign(at, at + biases);
+            at += biases;
+            const std::vector<double> known = steps[step.layer].bias;
+            for (std::size_t e = 0; e < step.bias.size() && e < known.size(); ++e)
+                if (std::isnan(step.bias[e])) step.bias[e] = known[e]; // another process holds it
             steps[step.layer] = std::move(step);
         }
 }
 
+// Sums in one read, as each waits for the device.
 void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
-    const auto read = [&](program::TensorId id, std::size_t count) {
-        std::vector<float> values(count);
-        rank.device->read(values.data(), rank.arena->at(id), count * sizeof(float));
-        return values;
+    const program::Program& program = program_of(rank);
+    if (program.io.router_sums == program::no_tensor) return;
+    std::vector<float> sums(
+        static_cast<std::size_t>(program.tensors[static_cast<std::size_t>(program.io.router_sums)].elements()));
+    rank.device->read(sums.data(), rank.arena->at(program.io.router_sums), sums.size() * sizeof(float));
+    const auto part = [&](program::TensorId id) {
+        const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
+        const auto first = sums.begin() + tensor.offset;
+        return std::vector<float>(first, first + tensor.elements());
     };
-    for (const program::RouterIo& io : program_of(rank).io.routers) {
+    for (const program::RouterIo& io : program.io.routers) {
         RouterStep& step = steps[io.layer];
         step.layer = io.layer;
-        const std::vector<float> loss = read(io.loss, 2), load = read(io.load, static_cast<std::size_t>(io.experts));
+        const std::vector<float> loss = part(io.loss), load = part(io.load);
         step.aux_loss = static_cast<double>(loss[0]);
         step.z_loss = static_cast<double>(loss[1]);
         step.tokens.assign(load.begin(), load.end());
-        if (io.score_load != program::no_tensor)
-            last_load_[io.layer] = read(io.score_load, static_cast<std::size_t>(io.experts));
+        if (io.score_load != program::no_tensor) last_load_[io.layer] = part(io.score_load);
+        if (io.bias != program::no_tensor) step.bias = read_bias(io.layer, load.size());
     }
+}
+
+// The biases that ranks of this process hold, as they are behind the step; NaN for others.
+std::vector<double> Trainer::read_bias(int layer, std::size_t experts) const {
+    std::vector<double> bias(experts, std::numeric_limits<double>::quiet_NaN());
+    const std::string of_layer = fmt::format("model.layers.{}.", layer);
+    auto name = shapes_.lower_bound(of_layer);
+    while (name != shapes_.end() && name->first.rfind("e_score_correction_bias") == std::string::npos) ++name;
+    if (name == shapes_.end() || name->first.rfind(of_layer, 0) != 0) return {};
+    for_each_piece(name->first, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
+        std::vector<float> values(static_cast<std::size_t>(piece.count));
+        r.device->read(values.data(), r.arena->as<float>(bucket.kept_master()) + piece.shard,
+                       values.size() * sizeof(float));
+        std::copy(values.begin(), values.end(), bias.begin() + piece.global);
+    });
+    return bias;
 }
 
 std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
     std::vector<std::vector<std::int64_t>> sum = routed_;
-    if (transport() != nullptr) { // Each layer's counts follow its number.
+    if (transport() != nullptr && !counts_load()) { // Each layer's counts follow its number.
         std::vector<std::int64_t> flat;
         for (const std::vector<std::int64_t>& layer : sum) {
             flat.push_back(static_cast<std::int64_t>(layer.size()));
@@ -134,7 +185,7 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
 std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const {
     std::vector<std::vector<std::int64_t>> sum;
     for (const Rank& rank : ranks_) {
-        const auto& routed = (again ? rank.rerun_executor : rank.executor)->routed_tokens();
+        const auto& routed = (again ? rank.rerun.executor : rank.executor)->routed_tokens();
         for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(sum, layer, routed[layer]);
     }
     return sum;

@@ -1,5 +1,5 @@
 // A trainer's weights, gradients and moments by their global names: read, set, copied for a checkpoint and restored.
-#include "engine/train/trainer.hpp"
+#include "engine/train/trainer_processes.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 
@@ -26,19 +26,6 @@ std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>
 }
 
 } // namespace
-
-template <class Visit>
-void Trainer::for_each_piece(const std::string& name, Visit visit) const {
-    if (shapes_.count(name) == 0) refuse("the model has no parameter '{}'", name);
-    const auto found = holders_.find(name);
-    if (found == holders_.end()) return; // Other processes hold the tensor.
-    for (const Holder& holder : found->second) {
-        const Rank& r = ranks_[static_cast<std::size_t>(holder.place)];
-        const weights::LocalParameter& p = r.parameters[holder.parameter];
-        const program::Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
-        for (const weights::Piece& piece : p.pieces) visit(r, bucket, piece);
-    }
-}
 
 std::vector<float> Trainer::assemble(const std::string& name,
                                      program::TensorId (*tensor)(const program::Bucket&)) const {
@@ -129,7 +116,8 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
         for_each_piece(
             name, [&, &name = name](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
                 values.resize(static_cast<std::size_t>(piece.count));
-                for (int kind = 0; kind < weights::state_kind_count; ++kind) {
+                const int kinds = options_.forward_only ? 1 : weights::state_kind_count; // The weight is the first.
+                for (int kind = 0; kind < kinds; ++kind) {
                     checkpoint.read(name, static_cast<weights::StateKind>(kind), piece.global, values);
                     weights::store_state(program_of(r), bucket, *r.arena, static_cast<weights::StateKind>(kind),
                                          piece.shard, values.data(), piece.count);

@@ -8,8 +8,9 @@
 #include "planner/base/names.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
+#include <span>
+#include <vector>
 
 namespace moe::weights {
 
@@ -23,15 +24,22 @@ const StoredTensor& stored_slice(const Safetensors& file, const std::string& nam
 }
 
 void check_sum(const std::string& path, const std::string& name, const StoredTensor& tensor, std::uint32_t expected) {
-    const std::uint32_t sum =
-        engine::crc32c({tensor.file->at(tensor.offset), 4 * static_cast<std::size_t>(tensor.elements)});
+    std::uint32_t sum = 0;
+    std::vector<char> part(std::size_t{1} << 20);
+    const std::size_t bytes = 4 * static_cast<std::size_t>(tensor.elements);
+    for (std::size_t done = 0; done < bytes; done += part.size()) {
+        const std::span<char> some = std::span(part).first(std::min(part.size(), bytes - done));
+        tensor.file->read(tensor.offset + done, some);
+        sum = engine::crc32c(some, sum);
+    }
     if (sum != expected)
         refuse("{}: {}: checksum {:08x}, but the index says {:08x}: it is damaged", path, shown(name), sum, expected);
 }
 
-// Copies what `runs`, whose elements lie one behind the other at `from`, share with [first, first + out.size());
+// Reads what `runs`, whose elements lie one behind the other in `tensor`, share with [first, first + out.size());
 // returns how many elements that were.
-std::int64_t copy_overlap(const std::vector<Runs>& runs, const char* from, std::int64_t first, std::span<float> out) {
+std::int64_t read_overlap(const std::vector<Runs>& runs, const StoredTensor& tensor, std::int64_t first,
+                          std::span<float> out) {
     const std::int64_t last = first + static_cast<std::int64_t>(out.size());
     std::int64_t stored = 0, copied = 0;
     for (const Runs& r : runs) {
@@ -41,9 +49,10 @@ std::int64_t copy_overlap(const std::vector<Runs>& runs, const char* from, std::
             const std::int64_t begin = r.first + i * r.stride;
             const std::int64_t low = std::max(begin, first), high = std::min(begin + r.count, last);
             if (low >= high) continue;
-            std::memcpy(out.data() + (low - first),
-                        from + 4 * static_cast<std::size_t>(stored + i * r.count + (low - begin)),
-                        4 * static_cast<std::size_t>(high - low));
+            const std::span<float> to =
+                out.subspan(static_cast<std::size_t>(low - first), static_cast<std::size_t>(high - low));
+            tensor.file->read(tensor.offset + 4 * static_cast<std::size_t>(stored + i * r.count + (low - begin)),
+                              {reinterpret_cast<char*>(to.data()), to.size_bytes()});
             copied += high - low;
         }
         stored += r.count * r.repeat;
@@ -99,7 +108,7 @@ void StoredCheckpoint::read(const std::string& name, StateKind kind, std::int64_
     std::int64_t copied = 0;
     for (const Part& part : found->second) {
         const StoredTensor& tensor = part.file->tensors().at(stored_name(name, kind));
-        copied += copy_overlap(part.runs, tensor.file->at(tensor.offset), first, out);
+        copied += read_overlap(part.runs, tensor, first, out);
     }
     if (copied != static_cast<std::int64_t>(out.size()))
         refuse("{}: the slices of {} hold {} of the {} elements from {} on", path_, name, copied, out.size(), first);

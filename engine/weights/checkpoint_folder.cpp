@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,6 +100,19 @@ std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
     return steps;
 }
 
+void keep_newest(const std::string& folder, std::size_t keep) {
+    const std::vector<std::int64_t> steps = checkpoint_steps(folder);
+    for (std::size_t i = keep; i < steps.size(); ++i) {
+        const std::string path = inside(folder, checkpoint_name(steps[i])),
+                          leaving = partial_checkpoint(folder, steps[i], "-removed");
+        std::error_code error;
+        fs::rename(path, leaving, error);
+        failpoint("old checkpoint renamed");
+        if (!error) fs::remove_all(leaving, error);
+        if (error) fail("cannot remove {}: {}", path, error.message());
+    }
+}
+
 void refuse_foreign_folder(const std::string& folder) {
     for (const std::string& name : names_in(folder)) {
         const fs::path whole = fs::absolute(folder).lexically_normal();
@@ -120,6 +134,15 @@ void test_write(const std::string& folder, const std::string& run) {
     std::error_code error;
     fs::remove(path, error);
     if (error) fail("cannot remove {}: {}", path, error.message());
+}
+
+void require_room(const std::string& folder, double bytes) {
+    struct statvfs system {};
+    if (::statvfs(folder.c_str(), &system) != 0 || system.f_blocks == 0) return;
+    const double room = static_cast<double>(system.f_bavail) * static_cast<double>(system.f_frsize);
+    if (room < bytes)
+        fail("{}: a checkpoint takes {:.3g} GB, but {:.3g} GB are free: make room, or choose another folder", folder,
+             bytes / 1e9, room / 1e9);
 }
 
 FolderLock::FolderLock(const std::string& folder) : folder_(folder) {

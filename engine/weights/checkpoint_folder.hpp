@@ -21,11 +21,16 @@ std::string partial_checkpoint(const std::string& folder, std::int64_t step, con
 
 // Steps of the checkpoints in a folder, newest first; empty where the folder is missing.
 std::vector<std::int64_t> checkpoint_steps(const std::string& folder);
+// Removes all checkpoints but the newest `keep`. One that is being removed has no final name any more, so that a run
+// which is killed meanwhile leaves no half of it there.
+void keep_newest(const std::string& folder, std::size_t keep);
 // Refuses to resume from a folder without checkpoints that holds anything else: throws Error (bad_input) naming it.
 // A folder that is missing or empty is a run's that has not saved yet.
 void refuse_foreign_folder(const std::string& folder);
 // Makes the folder, writes a small file there, flushes and removes it. Throws Error (failure) with the reason.
 void test_write(const std::string& folder, const std::string& run);
+// Throws Error (failure) where the folder's file system says that it has less room than `bytes`; some say nothing.
+void require_room(const std::string& folder, double bytes);
 
 // Keeps other runs from a folder while it lives. The system lets go of the lock when its process dies; for file systems
 // that keep locks to one machine, FOLDER/lock names host and process, and its time is renewed every few seconds.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -153,31 +154,35 @@ void read_floats(const StoredTensor& tensor, const std::string& name, std::int64
         fail("elements {} to {} of {} were asked for, it has {}", first, first + count, name, tensor.elements);
     if (out.empty()) return;
     if (tensor.dtype == "F32") {
-        std::memcpy(out.data(), tensor.file->at(tensor.offset + 4 * static_cast<std::size_t>(first)), 4 * out.size());
+        tensor.file->read(tensor.offset + 4 * static_cast<std::size_t>(first),
+                          {reinterpret_cast<char*>(out.data()), out.size_bytes()});
         return;
     }
     const bool half = tensor.dtype == "F16";
     if (!half && tensor.dtype != "BF16")
         refuse("{}: {} is stored as {}; only F32, BF16 and F16 weights can be read: convert the checkpoint",
                tensor.file->path(), name, tensor.dtype);
-    const char* from = tensor.file->at(tensor.offset + 2 * static_cast<std::size_t>(first));
-    for (std::size_t i = 0; i < out.size(); ++i) {
-        std::uint16_t bits = 0;
-        std::memcpy(&bits, from + 2 * i, 2);
-        out[i] = half ? float_of_half(bits) : float_of_bf16(bits);
+    std::array<std::uint16_t, 4096> bits{};
+    for (std::size_t done = 0; done < out.size(); done += bits.size()) {
+        const std::size_t part = std::min(bits.size(), out.size() - done);
+        tensor.file->read(tensor.offset + 2 * (static_cast<std::size_t>(first) + done),
+                          {reinterpret_cast<char*>(bits.data()), 2 * part});
+        for (std::size_t i = 0; i < part; ++i) out[done + i] = half ? float_of_half(bits[i]) : float_of_bf16(bits[i]);
     }
 }
 
 Safetensors::Safetensors(const std::string& path) : file_(path) {
     if (file_.size() < 8) refuse("{}: {} bytes are too few for a safetensors file", path, file_.size());
     std::uint64_t length = 0;
-    std::memcpy(&length, file_.at(0), 8);
+    file_.read(0, {reinterpret_cast<char*>(&length), sizeof length});
     if (length > longest_header)
         refuse("{}: a header of {} bytes; at most {} are allowed: not a safetensors file, or damaged", path, length,
                longest_header);
     if (length > file_.size() - 8)
         refuse("{}: a header of {} bytes in a file of {}; it is cut off", path, length, file_.size());
-    const Json header = parse(file_.at(8), static_cast<std::size_t>(length), path + ": header");
+    std::string text(static_cast<std::size_t>(length), '\0');
+    file_.read(8, text);
+    const Json header = parse(text.data(), text.size(), path + ": header");
     const std::size_t data = 8 + static_cast<std::size_t>(length);
     const auto room = static_cast<std::int64_t>(file_.size() - data);
     std::vector<Extent> extents;

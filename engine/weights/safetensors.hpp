@@ -1,7 +1,7 @@
-// Weights in the safetensors format: checked reading by memory map, one file or shards, and atomic writing.
+// Weights in the safetensors format: checked reading, one file or shards, and atomic writing.
 #pragma once
 
-#include "engine/base/mapped_file.hpp"
+#include "engine/base/source_file.hpp"
 #include "planner/program/tensor.hpp"
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct StoredTensor {
     std::string dtype; // type as the file spells it: "BF16", "F32", "F16", ...
     std::vector<std::int64_t> shape;
     std::int64_t elements = 0;
-    const engine::MappedFile* file = nullptr;
+    const engine::SourceFile* file = nullptr;
     std::size_t offset = 0; // bytes from the file's start to the tensor
 };
 
@@ -34,14 +34,15 @@ class Safetensors {
 public:
     static constexpr std::uint64_t longest_header = 100'000'000; // most bytes of a header, as in the format's readers
 
-    // Maps and checks the whole file; throws Error (bad_input) that names file, tensor and the numbers that disagree.
+    // Opens the file and checks its header; throws Error (bad_input) that names file, tensor and the numbers that
+    // disagree.
     explicit Safetensors(const std::string& path);
 
     const std::string& path() const { return file_.path(); }
     const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
 
 private:
-    engine::MappedFile file_;
+    engine::SourceFile file_;
     std::map<std::string, StoredTensor> tensors_;
 };
 

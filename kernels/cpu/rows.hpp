@@ -106,6 +106,7 @@ void multiply(const GemmShape& shape, Src a, Src b, Dst c);
 // Each family of kernels enters itself into the table.
 void add_activation(Kernels& table);
 void add_attention(Kernels& table);
+void add_attention_cached(Kernels& table);
 void add_balance(Kernels& table);
 void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);

@@ -53,6 +53,7 @@ const Kernels& cpu_kernels() {
         t.name = "cpu";
         cpu::add_activation(t);
         cpu::add_attention(t);
+        cpu::add_attention_cached(t);
         cpu::add_balance(t);
         cpu::add_deviate(t);
         cpu::add_embedding(t);

@@ -7,6 +7,7 @@ namespace moe::cuda {
 
 void add_activation(Kernels& table);
 void add_attention(Kernels& table);
+void add_attention_cached(Kernels& table);
 void add_attention_grad(Kernels& table);
 void add_library_attention(Kernels& table); // The library is asked first; what the table holds before serves the rest.
 void forget_attention_stream(void* stream);

@@ -42,6 +42,7 @@ const Kernels* cuda_kernels() {
         t.name = "cuda";
         cuda::add_activation(t);
         cuda::add_attention(t);
+        cuda::add_attention_cached(t);
         cuda::add_attention_grad(t);
         cuda::add_library_attention(t);
         cuda::add_balance(t);

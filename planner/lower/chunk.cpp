@@ -132,7 +132,9 @@ void Chunk::forward(emit::Builder& b) {
         final_norm_.key = "head.norm";
         x = final_norm_.forward(b, x, model_.hidden, "head.norm_out");
     }
-    forward_mtp(b, spec_.loss ? head_.forward(b, x) : x);
+    const program::TensorId normed = spec_.loss ? head_.forward(b, x) : x;
+    if (b.cached_keys > 0) return;
+    forward_mtp(b, normed);
     for (std::size_t i = 0; i < late_heads_.size(); ++i) late_heads_[i].forward(b, branches_[i]);
     if (!spec_.sends) return;
     send(b, x, spec_.next, 0, spec_.stage + 1);

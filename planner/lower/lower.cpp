@@ -37,6 +37,17 @@ void add_io(program::Program& program, const plan::Plan& plan) {
     for (std::size_t d = 0; d < plan.model->mtp.size(); ++d)
         io.mtp_labels.push_back(emit::add_flat(program, fmt::format("mtp_labels{}", d + 1), program::Dtype::i32,
                                                program::Storage::input, tokens));
+    if (plan.masks_documents()) {
+        io.document_positions =
+            emit::add_flat(program, "document_positions", program::Dtype::i32, program::Storage::input, tokens);
+        io.document_starts = emit::add_flat(program, "document_starts", program::Dtype::i32, program::Storage::input,
+                                            plan.attention_rows());
+        for (std::size_t d = 0; d <= plan.model->mtp.size(); ++d) {
+            io.label_shares.push_back(emit::add_flat(program, fmt::format("label_share{}", d), program::Dtype::f32,
+                                                     program::Storage::input, 1));
+            program.tensors[static_cast<std::size_t>(io.label_shares.back())].per_micro_batch = false;
+        }
+    }
     if (!io.mtp_labels.empty())
         io.mtp_loss = emit::add_flat(program, "mtp_loss", program::Dtype::f32, program::Storage::scalar, 1);
     io.loss = emit::add_flat(program, "loss", program::Dtype::f32, program::Storage::scalar, 1);
@@ -68,7 +79,7 @@ std::vector<std::pair<int, int>> expert_layers(const plan::Plan& plan, const Chu
 // Loads and losses of all routers of a rank, views of one tensor that is summed over the ranks at once.
 void add_routers(program::Program& program, const plan::Plan& plan, const std::vector<ChunkSpec>& specs) {
     const plan::RouterTraining& r = plan.router;
-    if (!r.counts_load()) return;
+    if (!r.counts_load() && !plan::stack_traits(plan).counts_load) return;
     const bool global = r.aux_loss > 0.0 && r.load_balancing == plan::LoadBalancing::global;
     std::int64_t elements = 0;
     std::vector<std::pair<program::TensorId, std::int64_t>> views;
@@ -129,6 +140,26 @@ void emit_halves(program::Program& program, EmittedChunk& chunk, bool keep_whole
     program.templates.push_back(std::move(split.wgrad));
 }
 
+// The table's gradient on a rank that has the table.
+program::TensorId table_gradient(emit::Builder& b) {
+    if (!b.parameters().has("embedding")) return program::no_tensor;
+    return b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, b.model().hidden).gradient;
+}
+
+// The template of a chunk's forward where no backward follows.
+int emit_forward(const plan::Plan& plan, program::Program& program, const ChunkSpec& spec,
+                 emit::ParameterSet& parameters, const ForwardOnly& what) {
+    Chunk chunk(plan, spec);
+    chunk.declare(parameters);
+    parameters.seal(program, true);
+    emit::Builder builder(plan, program, parameters);
+    builder.with_backward = false;
+    builder.cached_keys = what.cached_keys;
+    const int forward = builder.open(plan::SlotKind::forward, spec.chunk);
+    chunk.forward(builder);
+    return forward;
+}
+
 // Templates of a chunk, passes applied.
 EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const ChunkSpec& spec,
                         emit::ParameterSet& parameters, Backwards backwards, bool list_parameters) {
@@ -157,9 +188,7 @@ EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const
                              program.templates[static_cast<std::size_t>(backward)]);
     EmittedChunk emitted{forward, backward, -1, -1, program::no_tensor};
     if (backwards.split) emit_halves(program, emitted, backwards.whole);
-    if (parameters.has("embedding"))
-        emitted.table_gradient =
-            builder.weight("embedding", plan.model->padded_vocab(plan.tp) / plan.tp, plan.model->hidden).gradient;
+    emitted.table_gradient = table_gradient(builder);
     return emitted;
 }
 
@@ -278,16 +307,16 @@ void add_slots(program::Program& program, const plan::Plan& plan, const std::vec
 
 } // namespace
 
-program::Program lower(const plan::Plan& plan, int pipeline_rank) {
+namespace {
+
+// The chunks of a rank, with inputs, scalars and routers in place. emit(spec, parameters) adds the templates of each.
+template <class Emit>
+program::Program lower_chunks(const plan::Plan& plan, int pipeline_rank, Emit emit) {
     program::Program program;
     program.pipeline_rank = pipeline_rank;
     add_io(program, plan);
     const std::vector<plan::Stage> all = plan::stages(plan);
-    const std::vector<plan::Turn> turns =
-        plan::order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), pipeline_rank, plan.ep_overlap);
     std::vector<std::unique_ptr<emit::ParameterSet>> parameters;
-    std::vector<EmittedChunk> chunks;
-    program::TensorId table = program::no_tensor;
     std::vector<ChunkSpec> specs;
     for (int c = 0; c < plan.vpp; ++c)
         specs.push_back(spec_of(plan, all, plan::stage_of(plan.schedule, plan.pp, pipeline_rank, c)));
@@ -297,9 +326,23 @@ program::Program lower(const plan::Plan& plan, int pipeline_rank) {
         program.chunks.push_back(all[static_cast<std::size_t>(spec.stage)]);
         parameters.push_back(
             std::make_unique<emit::ParameterSet>(plan, c, parameters.empty() ? nullptr : parameters.back().get()));
-        chunks.push_back(emit_chunk(plan, program, spec, *parameters.back(), backwards_of(turns, c), true));
-        if (chunks.back().table_gradient != program::no_tensor) table = chunks.back().table_gradient;
+        emit(program, spec, *parameters.back());
     }
+    return program;
+}
+
+} // namespace
+
+program::Program lower(const plan::Plan& plan, int pipeline_rank) {
+    const std::vector<plan::Turn> turns =
+        plan::order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), pipeline_rank, plan.ep_overlap);
+    std::vector<EmittedChunk> chunks;
+    program::TensorId table = program::no_tensor;
+    program::Program program = lower_chunks(
+        plan, pipeline_rank, [&](program::Program& into, const ChunkSpec& spec, emit::ParameterSet& parameters) {
+            chunks.push_back(emit_chunk(plan, into, spec, parameters, backwards_of(turns, spec.chunk), true));
+            if (chunks.back().table_gradient != program::no_tensor) table = chunks.back().table_gradient;
+        });
     program.in_flight = plan::in_flight(turns, plan.vpp);
     program.slots.reserve(turns.size() + 2);
     program.templates.emplace_back(); // The begin template follows, once it is known what is to be zeroed.
@@ -316,6 +359,30 @@ program::Program lower(const plan::Plan& plan, int pipeline_rank) {
     const std::vector<program::Op> tables = add_tables(plan, program, table);
     std::vector<program::Op>& closing = program.templates.back().ops;
     closing.insert(closing.begin(), tables.begin(), tables.end());
+    return program;
+}
+
+program::Program lower_forward(const plan::Plan& plan, int pipeline_rank, const ForwardOnly& what) {
+    if (plan.reshards()) refuse("fsdp = on: a forward alone has no lowering under it");
+    std::vector<int> forwards; // templates by chunk
+    program::Program program = lower_chunks(
+        plan, pipeline_rank, [&](program::Program& into, const ChunkSpec& spec, emit::ParameterSet& parameters) {
+            forwards.push_back(emit_forward(plan, into, spec, parameters, what));
+        });
+    program.in_flight.assign(static_cast<std::size_t>(plan.vpp), 1);
+    program.templates.push_back(passes::gather_template(program, plan));
+    program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
+    // The forwards of the schedule, in its order, in which every message finds its receiver.
+    for (const plan::Turn& turn :
+         plan::order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), pipeline_rank, plan.ep_overlap))
+        if (turn.forward()) program.slots.push_back({forwards[static_cast<std::size_t>(turn.chunk)], turn.micro_batch});
+    program.templates.push_back(passes::sum_template(program, plan));
+    program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
+    for (const program::Bucket& bucket : program.buckets) {
+        if (!what.alone || bucket.staging != program::no_tensor) continue;
+        for (const program::TensorId id : {bucket.gradients, bucket.exp_avg, bucket.exp_avg_sq})
+            program.tensors[static_cast<std::size_t>(id)].rows = 0;
+    }
     return program;
 }
 
@@ -356,9 +423,10 @@ std::vector<passes::BucketSize> bucket_sizes(const plan::Plan& plan, const plan:
     ChunkSpec spec;
     spec.embedding = stage.embedding;
     spec.loss = stage.loss;
-    for (int i = 0; i < stage.layers; ++i)
-        spec.layers.emplace_back(stage.first_layer + i,
-                                 plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]);
+    for (int i = 0; i < stage.layers; ++i) {
+        const int layer = stage.first_layer + i;
+        spec.layers.emplace_back(layer, plan.model->layers[static_cast<std::size_t>(layer)]);
+    }
     for (int i = 0; i < stage.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
     spec.heads_behind = !stage.loss;
     if (stage.loss && stage.mtp == 0) spec.branches = static_cast<int>(plan.model->mtp.size());

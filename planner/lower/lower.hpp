@@ -16,6 +16,18 @@ namespace moe::lower {
 // for a combination that has no lowering, naming the field.
 program::Program lower(const plan::Plan& plan, int pipeline_rank);
 
+// Forward passes alone, by the same emitters, over the states of lower()'s Program: weights are gathered as a step
+// begins, every micro-batch goes forward once, and losses are summed over the ranks. Nothing is kept for a backward,
+// and no weight changes.
+struct ForwardOnly {
+    // No step is taken in the same arena: gradients and moments have no room in it, where weights are not quantized.
+    bool alone = false;
+    // Above 0, attention sees the keys and values of earlier calls, which it keeps for positions below that, MTP is
+    // left out, and the head leaves logits in place of a loss: one rank, one sequence.
+    std::int64_t cached_keys = 0;
+};
+program::Program lower_forward(const plan::Plan& plan, int pipeline_rank, const ForwardOnly& what = {});
+
 // The kinds of segments that lie between two stage boundaries, for the fast estimate: one decoder layer of a kind, or
 // the ends of the model. Where a layout puts MTP on a stage before the loss, it is an mtp_body, without its pass of the
 // LM head, which all_heads makes behind that of the model itself.

@@ -30,10 +30,15 @@ struct StackTraits {
     bool shares_weights_of_chunks = false;
     // The final norm lies on the stage of MTP where that is before the loss; otherwise it stays with the LM head.
     bool final_norm_with_mtp = false;
+    // Each rank's rows of the vocabulary are a multiple of this, beyond the padding that the model asks for: products
+    // of rows that are not whole 16 bytes take three to eight times as long (simulator/cost/alignment.hpp).
+    int vocab_alignment = 1;
     // The forward of the loss writes the logits' gradient in their place, unless TP cuts the vocabulary.
     bool fuses_cross_entropy = false;
     // Buffers of routed rows hold the worst case where Plan::capacity is not set; otherwise the rows that are expected.
     bool plans_worst_case_rows = false;
+    // The tokens of every expert are summed up on the device in every step, also where no loss or bias needs them.
+    bool counts_load = false;
     // Routed rows beyond Plan::capacity are counted, and the step is run again with more room (overflow_retry.hpp).
     bool retries_overflow = false;
     // Dispatcher hybridep moves tokens over memory that peers share, by ops of its own; otherwise it is only priced.

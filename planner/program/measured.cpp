@@ -36,12 +36,13 @@ std::string form(const Op& op) {
         return g->mode == GroupedMode::forward ? ".forward" : ".dgrad";
     }
     if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) {
-        const std::size_t sinks = op.kind == OpKind::attention ? 3 : 6;
+        const std::size_t sinks = op.kind == OpKind::attention ? 3 : op.kind == OpKind::attention_cached ? 4 : 6;
         const bool sunk = a->picked == 0 && op.in.size() > sinks && op.in[sinks] != no_tensor;
         return std::string(a->picked > 0   ? ".picked"
                            : a->window > 0 ? ".window"
                                            : "") +
-               (sunk ? ".sinks" : "") + (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
+               (sunk ? ".sinks" : "") + (a->documents ? ".documents" : "") +
+               (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
     }
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";

@@ -127,6 +127,8 @@ const char* to_string(OpKind kind) {
         return "attention";
     case OpKind::attention_grad:
         return "attention_grad";
+    case OpKind::attention_cached:
+        return "attention_cached";
     case OpKind::pick_keys:
         return "pick_keys";
     case OpKind::pick_keys_grad:

@@ -96,7 +96,8 @@ struct Merge {
     std::vector<std::uint8_t> reserved_sms;
 };
 
-// The tensors that one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
+// The tensors that one MoE layer leaves behind for the end of the step; only where Plan::router or the stack counts
+// loads.
 struct RouterIo {
     int layer = 0;
     int experts = 0;
@@ -112,9 +113,16 @@ struct ProgramIo {
     // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
     TensorId ids = no_tensor, labels = no_tensor, positions = no_tensor;
     std::vector<TensorId> mtp_labels;
+    // Plans that mask documents, by row: the token's position in its document, and the position in the sequence at
+    // which the document of attention's query begins. Of each depth of labels [1]: those that there would be without
+    // masks over those that count in the whole global batch, 0 where none does.
+    TensorId document_positions = no_tensor, document_starts = no_tensor;
+    std::vector<TensorId> label_shares;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;
     TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other
+    // Generation (lower_forward): the last slot's logits [S, V/tp], in place of a loss.
+    TensorId logits = no_tensor;
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count
     TensorId gradient_norm = no_tensor; // square of the global norm after finish
     // Plans whose routed rows may overflow: rows too many, over all layers and ranks after finish. Above 0 the step has

@@ -94,6 +94,9 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.permute_launches = costs.number("permute_launches", c.permute_launches, 1.0, 100.0);
     c.fsdp_sm_share = costs.number("fsdp_sm_share", c.fsdp_sm_share, 0.0, 0.9);
     c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);
+    c.unaligned = costs.number("unaligned", c.unaligned, 0.01, 1.0);
+    c.unaligned_odd = costs.number("unaligned_odd", c.unaligned_odd, 0.01, 1.0);
+    c.unaligned_experts = costs.number("unaligned_experts", c.unaligned_experts, 0.01, 1.0);
     c.expert_launch_seconds = costs.number("expert_launch_seconds", c.expert_launch_seconds, 0.0, longest);
     c.weighted_bias_bytes = costs.number("weighted_bias_bytes", c.weighted_bias_bytes, 0.0, 1000.0);
     c.weighted_bias_grad_bytes = costs.number("weighted_bias_grad_bytes", c.weighted_bias_grad_bytes, 0.0, 1000.0);

@@ -51,6 +51,9 @@ struct StackCosts {
     double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;
     double recompute_launches = 1.0; // host time of a recomputed op over that of the same op in the forward
     double tile_seconds = 0.0;       // seconds of each wave of tiles of a product: filling the pipeline and writing out
+    // Share of its rate that a product keeps where rows of an operand or its result begin at multiples of 4 or 8 bytes
+    // only, of 2 alone, and of experts in either case.
+    double unaligned = 1.0, unaligned_odd = 1.0, unaligned_experts = 1.0;
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     // Bytes that move per element of the experts' last bias, which routing weights multiply, and of its gradients;
     // negative: what the ops say.

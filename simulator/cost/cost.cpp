@@ -1,5 +1,6 @@
 // Chooses the formula of an op: measured calls where the hardware has them, else physics.
 #include "simulator/cost/cost.hpp"
+#include "simulator/cost/alignment.hpp"
 
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
@@ -113,7 +114,8 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     const bool fused = on_routed_rows(op) && stack::fuses_experts(plan_, stack_);
     rates.quantize_share = stack_.costs.quantize_share * (fused ? stack_.costs.fused_quantize_share : 1.0);
     if (const auto* gemm = std::get_if<program::GemmAttr>(&op.attr)) {
-        const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program));
+        const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program)) /
+                            alignment_slowdown(stack_.costs, op, program);
         return gemm_seconds(rates, rate, gemm->batch, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
                             static_cast<double>(gemm->k), op.bytes);
     }
@@ -126,6 +128,7 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
             const double many = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, precision);
             rate *= std::pow(many / rate, 1.0 - 1.0 / experts);
         }
+        rate /= alignment_slowdown(stack_.costs, op, program);
         const double rows = expected_rows(program, op.in.front()) / experts;
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
@@ -141,8 +144,10 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     }
     if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && stack_.costs.weighted_bias_bytes >= 0.0)
         return expert_bias_seconds(rates, op, program, fused);
-    if (std::holds_alternative<program::AttentionAttr>(op.attr))
-        return attention_seconds(rates, op, gemm_precision(op, program));
+    const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
+    if (attention != nullptr && attention->documents && plan::stack_traits(plan_).takes_attention_scratch)
+        return plain_attention_seconds(rates, op);
+    if (attention != nullptr) return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
 }
 
@@ -264,6 +269,12 @@ ContentionPrice CostModel::contention_price() const {
 
 double CostModel::device_seconds(const program::Op& op, const program::Program& program, bool merged) const {
     const machine::Hardware& hardware = *plan_.hardware;
+    const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
+    if (hardware.cpu && attention != nullptr && attention->documents) { // by the kernel that was measured without
+        program::Op plain = op;
+        std::get<program::AttentionAttr>(plain.attr).documents = false;
+        return device_seconds(plain, program, merged);
+    }
     const program::PeerAttr* peer = std::get_if<program::PeerAttr>(&op.attr);
     const bool to_myself =
         op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
@@ -271,7 +282,10 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
         const program::CostPoint at = program::cost_point(op, program);
         const MeasuredFamily* family = machine_.measured.find(at.key);
         if (family == nullptr && !at.adding.empty()) family = machine_.measured.find(at.adding);
-        if (family != nullptr) return among_others(op, family->seconds(at.work, at.sides));
+        // Families are measured on whole rows.
+        if (family != nullptr)
+            return among_others(op, family->seconds(at.work, at.sides) *
+                                        (hardware.cpu ? 1.0 : alignment_slowdown(stack_.costs, op, program)));
         if (!hardware.cpu && program::is_communication(op.kind) && !to_myself)
             if (const double seconds = measured_among_devices(op, at, merged); seconds > 0.0) return seconds;
     }

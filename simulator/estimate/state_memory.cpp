@@ -9,8 +9,7 @@
 namespace moe::estimate {
 
 double passed_table_bytes(const plan::Plan& plan) {
-    const double table = passes::gradient_bytes(plan) *
-                         static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
+    const double table = passes::gradient_bytes(plan) * static_cast<double>(plan.padded_vocab() / plan.tp) *
                          static_cast<double>(plan.model->hidden);
     return emit::shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // The table is reduced.
 }

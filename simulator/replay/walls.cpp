@@ -4,6 +4,8 @@
 #include "planner/lower/lower.hpp"
 #include "planner/model/model.hpp"
 #include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
+#include "simulator/cost/alignment.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
@@ -98,6 +100,11 @@ void add_rows(const plan::Plan& plan, const stack::Stack& stack, const Simulatio
         ComputeWall& wall = compute[class_of(op.kind)];
         wall.name = class_of(op.kind);
         wall.busy += row.busy;
+        if (const std::int64_t width = cost::unaligned_width(op, program); width > 0 && !plan.hardware->cpu) {
+            ++walls.unaligned;
+            walls.unaligned_width = width;
+            walls.unaligned_seconds += row.busy * (1.0 - 1.0 / cost::alignment_slowdown(stack.costs, op, program));
+        }
         wall.ideal += ideal_seconds(plan, op, program);
         if (row.phase == program::Phase::recompute) wall.repeated += row.busy;
         ++wall.ops;
@@ -143,8 +150,7 @@ Walls walls(const plan::Plan& plan, const stack::Stack& stack, const Simulation&
              result);
     add_memory(plan, simulation, result);
     const double peak = plan.hardware->peak_flops[static_cast<std::size_t>(plan.precision)];
-    const double flops = model::model_flops_per_token(*plan.model, plan.seq, plan.tp) * static_cast<double>(plan.gbs) *
-                         static_cast<double>(plan.seq);
+    const double flops = plan::flops_per_token(plan) * static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
     if (peak > 0.0) result.model_seconds = flops / plan.gpus / peak;
     return result;
 }

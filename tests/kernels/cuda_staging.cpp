@@ -81,6 +81,14 @@ public:
         } else if constexpr (std::is_same_v<T, Fp8Rows>) {
             return T{static_cast<std::uint8_t*>(translate(argument.data)),
                      static_cast<float*>(translate(argument.scale))};
+        } else if constexpr (std::is_same_v<T, AttentionShape>) {
+            T shape = argument;
+            shape.document_start = static_cast<const std::int32_t*>(translate(shape.document_start));
+            return shape;
+        } else if constexpr (std::is_same_v<T, LossShape>) {
+            T shape = argument;
+            shape.share = static_cast<const float*>(translate(shape.share));
+            return shape;
         } else if constexpr (std::is_pointer_v<T>) {
             return static_cast<T>(translate(argument));
         } else {
@@ -217,6 +225,7 @@ const Kernels& staged_kernels() {
         t.name = "cuda, staged";
         stage<&K::embedding, &K::embedding_grad, &K::rmsnorm, &K::rmsnorm_grad, &K::add, &K::bias_add, &K::copy_columns,
               &K::bias_grad, &K::gemm, &K::rope, &K::rope_grad, &K::mla_rope, &K::mla_rope_grad, &K::attention,
+              &K::attention_cached,
               &K::attention_grad, &K::activation, &K::activation_grad, &K::sigmoid_scale, &K::sigmoid_scale_grad,
               &K::scale_rows, &K::scale_rows_grad, &K::router, &K::router_grad, &K::router_load, &K::router_loss,
               &K::router_loss_grad, &K::add_counts, &K::drop_copies, &K::local_experts, &K::expert_bias,

@@ -5,6 +5,7 @@
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "tests/kernels/case.hpp"
+#include "tests/kernels/cuda_alignment.hpp"
 #include "tests/kernels/cuda_bandwidth.hpp"
 #include "tests/kernels/cuda_ring.hpp"
 #include "tests/kernels/cuda_staging.hpp"
@@ -133,6 +134,14 @@ std::vector<Line> ring_lines() {
     return lines;
 }
 
+// No bar: plans avoid such widths, and prices know them (gemm.unaligned in profiles/coefficients.json).
+std::vector<Line> alignment_lines() {
+    std::vector<Line> lines;
+    for (const AlignedProduct& p : aligned_products())
+        lines.push_back({p.name + ": beside whole 16 bytes", "us", p.seconds * 1e6, p.whole_seconds * 1e6, {}});
+    return lines;
+}
+
 void print(const std::vector<Line>& lines) {
     fmt::print("\n{:<78} {:>11} {:>11} {:>8} {:>5}  {}\n", "name", "ours", "reference", "ratio", "bar", "ok");
     for (const Line& l : lines) {
@@ -166,12 +175,12 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
 constexpr const char* plain_cases = "*gemm:*,attention*";
 
 // Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone; "--bandwidth=PART": of those with
-// that in their names), "--ring" (of ring attention's steps alone) and "--plain" (what has plain kernels, on those) out
-// of the arguments; the rest is doctest's. Who chooses cases gets those alone, on the kernels that run or on the plain
-// ones.
+// that in their names), "--ring" (of ring attention's steps alone), "--alignment" (of products by the addresses of
+// their rows) and "--plain" (what has plain kernels, on those) out of the arguments; the rest is doctest's. Who chooses
+// cases gets those alone, on the kernels that run or on the plain ones.
 struct Options {
     std::string out, part;
-    bool bench = false, bandwidth = false, ring = false, plain = false, chosen = false;
+    bool bench = false, bandwidth = false, ring = false, alignment = false, plain = false, chosen = false;
     std::vector<char*> rest;
 
     Options(int argc, char** argv) {
@@ -180,7 +189,7 @@ struct Options {
             if (argument == "--out" && i + 1 < argc) {
                 out = argv[++i];
             } else if (argument == "--bench") {
-                bench = bandwidth = ring = true;
+                bench = bandwidth = ring = alignment = true;
             } else if (argument == "--bandwidth") {
                 bandwidth = true;
             } else if (argument.rfind("--bandwidth=", 0) == 0) {
@@ -188,6 +197,8 @@ struct Options {
                 part = argument.substr(argument.find('=') + 1);
             } else if (argument == "--ring") {
                 ring = true;
+            } else if (argument == "--alignment") {
+                alignment = true;
             } else if (argument == "--plain") {
                 plain = true;
             } else {
@@ -204,6 +215,7 @@ int report(const Options& options, bool passed) {
     const auto append = [&](const std::vector<Line>& times) { lines.insert(lines.end(), times.begin(), times.end()); };
     if (options.bench) append(time_lines(device));
     if (options.ring) append(ring_lines());
+    if (options.alignment) append(alignment_lines());
     if (options.bandwidth) append(bandwidth_lines(options.part));
     print(lines);
     if (!options.out.empty() && !write(options.out, device, lines, passed)) {

@@ -57,7 +57,7 @@ def prepare():
     (HERE / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 600)
     command("tokenize a.txt --out text")
     command(f"search {SMALL} --out plan.json")
-    command("execute plan.json --data text --steps 3 --run-dir run --checkpoint saved")
+    command("execute plan.json --data text --steps 3 --valid-data text --eval-batches 1 --run-dir run --checkpoint saved")
 
 
 def test_schemas_are_sound():
@@ -183,6 +183,12 @@ def test_checkpoint_and_export():
     path.write_text(path.read_text().replace('"schema":"moe-plan/checkpoint/1",', ""))
     assert "schema" not in written("saved/step-00000003/index.json")
     command("export --checkpoint saved --out again --json")
+
+
+def test_evaluate_and_generate():
+    command("export --checkpoint saved --out used")
+    hold_to_changes("evaluate", printed("evaluate --model used --data text --seq 64 --batches 2", "evaluate"))
+    hold_to_changes("generate", printed("generate --checkpoint saved --prompt 'The quick' --tokens 4", "generate"))
 
 
 def test_compare():

@@ -3,8 +3,8 @@
 
 Usage: prose.py [ROOT]. Exit status 1 when there are any, each on a line as PATH:LINE: WHAT.
 
-Sentences and lines are counted in README.md, every folder's README.md, CONTRIBUTING.md, docs/architecture.md,
-docs/glossary.md, docs/guide/ and docs/reference/. Links are followed in every Markdown file of the tree, and files that code
+Sentences and lines are counted in README.md, every folder's README.md, CONTRIBUTING.md, SECURITY.md,
+docs/architecture.md, docs/glossary.md, docs/guide/ and docs/reference/. Links are followed in every Markdown file of the tree, and files that code
 spans name are looked for in all but CHANGELOG.md, which tells of old ones.
 What counts:
   text      everything but fenced code, indented code (four spaces behind an empty line), HTML comments and table rows
@@ -108,7 +108,7 @@ def sentences_of(block):
 def is_held(path):
     """Whether the limits of sentences and lines hold for a document, by its path relative to the root."""
     return (path.rpartition("/")[2] == "README.md" or path.startswith(("docs/guide/", "docs/reference/")) or
-            path in {"CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md"})
+            path in {"CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/glossary.md"})
 
 
 def documents_of(root):

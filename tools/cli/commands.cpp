@@ -70,6 +70,10 @@ void add_neighbours(CLI::App* verb, bool& off) {
     verb->add_flag("--no-neighbours", off, "do not correct predictions by the residuals of published runs nearby");
 }
 
+void add_lengths(CLI::App* verb, std::string& lengths, const char* text) {
+    add(verb, "--lengths", lengths, "FILE", text);
+}
+
 // Adds the options of a request; `required`: there is no plan that could stand for it.
 void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
@@ -90,6 +94,9 @@ void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--fix", o.fix, "FIELD=VALUE", "pin a plan field; may be repeated")
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add_lengths(verb, o.lengths,
+                "histogram of document lengths, lines of length,documents: plans mask documents, attention is priced "
+                "within them, and step times have a p50 and a p99");
     add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
         "share of a GPU's memory that plans leave free, such as 0.1; by default the stack's own: 0.05 for published "
         "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
@@ -138,6 +145,9 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
     add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
     add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
+    add_lengths(verb, o.lengths,
+                "histogram of document lengths, lines of length,documents, in place of the plan's own; the plan must "
+                "mask documents");
     add_spare_experts(verb, o.spare_experts);
     add_neighbours(verb, o.no_neighbours);
 }
@@ -169,10 +179,16 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",
         "folder of the history: metrics.jsonl, a line per step, and events for TensorBoard; kept through --resume");
+    add(verb, "--valid-data", o.valid_data, "PREFIX",
+        "tokens of PREFIX.bin and PREFIX.idx that are not trained on: their loss behind the last step");
+    add(verb, "--eval-interval", o.eval_interval, "N", "with --valid-data: also every N steps");
+    add(verb, "--eval-batches", o.eval_batches, "N",
+        "with --valid-data: global batches that are evaluated (default: all of it)");
     add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
+    add(verb, "--keep-checkpoints", o.keep_checkpoints, "N", "remove all checkpoints but the newest N (default: none)");
     add(verb, "--log-interval", o.log_interval, "N", "a line of the log for every N-th step")->capture_default_str();
     verb->add_flag("--resume", o.resume,
                    "go on from the newest whole checkpoint, of this or any other plan for the same model");
@@ -195,13 +211,54 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
-    add(verb, "--aux-loss", o.aux_loss, "X", "coefficient of the balancing loss, in place of the plan's aux_loss");
+    add(verb, "--aux-loss", o.aux_loss, "X",
+        "coefficient of the balancing loss or none, in place of the plan's aux_loss (a plan without balance gets the "
+        "model's own)");
+    add(verb, "--bias-update", o.bias_update, "X",
+        "step of the selection bias or none, in place of the plan's bias_update (likewise)");
     add(verb, "--balance", o.balance, "natural|forced",
         "natural, or forced: experts evenly loaded whatever the router says");
     add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
+    add(verb, "--listen", o.listen, "ADDRESS",
+        "address at which the process of rank 0 waits for the others (default: that of MASTER_ADDR)");
     add(verb, "--hang-timeout", o.hang_timeout, "SECONDS",
         "seconds in one op after which a rank hangs and the run ends (0: never)")
         ->capture_default_str();
+}
+
+void add_weights(CLI::App* verb, WeightsOptions& o) {
+    add(verb, "--model", o.model, "DIR", "Hugging Face folder: config.json and safetensors");
+    add(verb, "--checkpoint", o.checkpoint, "DIR", "or a folder of execute --checkpoint, of which the newest is taken");
+    add(verb, "--backend", o.backend, "cpu|cuda", "cpu or cuda")->capture_default_str();
+    add(verb, "--precision", o.precision, "fp32|bf16", "fp32 or bf16 (default: fp32 on the CPU, bf16 on GPUs)");
+}
+
+void add_evaluate(CLI::App& app, EvaluateOptions& o) {
+    CLI::App* verb = add_verb(app, o, "evaluate", "loss and perplexity of a model over a text",
+                              "moe-plan evaluate --model exported --data runs/text", [&o] { evaluate_verb(o); });
+    add_weights(verb, o);
+    add(verb, "--data", o.data, "PREFIX", "tokens of PREFIX.bin and PREFIX.idx, each predicted once")->required();
+    add(verb, "--plan", o.plan, "PLAN", "run it by this plan for the same model (default: one rank)");
+    add(verb, "--seq", o.seq, "N", "tokens per sequence (default: as the model takes, up to 1024)");
+    add(verb, "--batch", o.batch, "N", "sequences at once")->capture_default_str();
+    add(verb, "--batches", o.batches, "N", "batches of the data that are evaluated (default: all of it)");
+}
+
+void add_generate(CLI::App& app, GenerateOptions& o) {
+    CLI::App* verb =
+        add_verb(app, o, "generate", "text by a model, to see what it has learned",
+                 "moe-plan generate --model exported --prompt 'This program is'", [&o] { generate_verb(o); });
+    add_weights(verb, o);
+    add(verb, "--prompt", o.prompt, "TEXT", "text that is gone on with")->required();
+    add(verb, "--tokenizer", o.tokenizer, "FILE",
+        "tokenizer.json (default: the model folder's, or bytes where the vocabulary is 256)");
+    add(verb, "--tokens", o.tokens, "N", "most tokens; the model's end of text ends it before")->capture_default_str();
+    add(verb, "--temperature", o.temperature, "T", "divides the logits; 0 takes the likeliest token")
+        ->capture_default_str();
+    add(verb, "--top-k", o.top_k, "K", "draw from the K likeliest tokens (0: all)")->capture_default_str();
+    add(verb, "--top-p", o.top_p, "P", "draw from the fewest tokens whose probabilities come to P")
+        ->capture_default_str();
+    add(verb, "--seed", o.seed, "N", "seed of the draws")->capture_default_str();
 }
 
 void add_compare(CLI::App& app, CompareOptions& o) {
@@ -261,6 +318,10 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
     add(verb, "--vocab", o.vocab, "bytes|FILE",
         "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json")
         ->capture_default_str();
+    verb->add_flag(
+        "--append-eod", o.append_eod,
+        "end every document with the end-of-document token: the eos_token of the tokenizer_config.json beside "
+        "--vocab FILE, or the one that its added tokens have");
 }
 
 void add_export(CLI::App& app, ExportVerbOptions& o) {
@@ -343,6 +404,8 @@ struct Commands::Options {
     ReplayOptions replay;
     ExplainOptions explain;
     ExecuteOptions execute;
+    EvaluateOptions evaluate;
+    GenerateOptions generate;
     CompareOptions compare;
     CalibrateOptions calibrate;
     TokenizeOptions tokenize;
@@ -371,6 +434,8 @@ Commands::Commands()
     add_replay(app, o.replay);
     add_explain(app, o.explain);
     add_execute(app, o.execute);
+    add_evaluate(app, o.evaluate);
+    add_generate(app, o.generate);
     add_compare(app, o.compare);
     add_calibrate(app, o.calibrate);
     add_tokenize(app, o.tokenize);

@@ -58,6 +58,7 @@ Past past_of(const std::string& path, const std::string& text, std::int64_t done
 
 std::string metrics_line(const StepRecord& step, const StepContext& context) {
     Json line = step_json(step);
+    if (step.valid_loss) line["valid_loss"] = *step.valid_loss;
     line["memory_gib"] = context.memory_gib;
     line["time"] = std::round(context.wall_seconds * 1e3) / 1e3;
     return line.dump();
@@ -95,11 +96,15 @@ void Metrics::add(const StepRecord& step, const StepContext& context) {
                     {"speed/tokens_per_second", static_cast<double>(step.tokens) / step.seconds},
                     {"speed/tflops_per_gpu", step.tflops_per_gpu},
                     {"memory/gib", context.memory_gib}};
+    if (step.valid_loss) scalars.emplace_back("valid/loss", *step.valid_loss);
     if (step.mtp_loss != 0.0) scalars.emplace_back("train/mtp_loss", step.mtp_loss);
     if (step.overflow > 0.0) scalars.emplace_back("router/overflow", step.overflow);
     for (const RouterRecord& router : step.routers) {
         scalars.emplace_back(fmt::format("router/load_max_over_mean/layer_{}", router.layer),
                              router.load_max_over_mean);
+        if (router.bias_spread)
+            scalars.emplace_back(fmt::format("router/bias_spread/layer_{}", router.layer), *router.bias_spread);
+        if (router.dropped) scalars.emplace_back(fmt::format("router/dropped/layer_{}", router.layer), *router.dropped);
         scalars.emplace_back(fmt::format("router/load_entropy/layer_{}", router.layer), router.load_entropy);
     }
     events_->add(context.wall_seconds, step.step, scalars);

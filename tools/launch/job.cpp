@@ -46,7 +46,8 @@ set -euo pipefail
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # whole: a pipe cut short would end the job
 MASTER_ADDR=${{hosts%%[[:space:]]*}}
 MASTER_PORT=$((15000 + SLURM_JOB_ID % 10000))
-export MASTER_ADDR MASTER_PORT
+MOE_PLAN_JOB_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n') # who does not know it is no rank of this job
+export MASTER_ADDR MASTER_PORT MOE_PLAN_JOB_TOKEN
 exec srun --kill-on-bad-exit=1 moe-plan execute {plan} {words} "$@"
 )",
                        fmt::arg("name", job.name), fmt::arg("nodes", job.nodes), fmt::arg("per_node", job.per_node),
@@ -63,8 +64,10 @@ std::string mpi_script(const Job& job) {
 # Run on the first node; several nodes: add --hostfile FILE to MPIRUN_OPTIONS, and set MASTER_ADDR to the first of them.
 set -euo pipefail
 export MASTER_ADDR=${{MASTER_ADDR:-{master}}} MASTER_PORT=${{MASTER_PORT:-29500}}
+MOE_PLAN_JOB_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n') # who does not know it is no rank of this job
+export MOE_PLAN_JOB_TOKEN
 exec mpirun ${{MPIRUN_OPTIONS:-}} -n {ranks} --map-by ppr:{per_node}:node --bind-to none \
-    -x MASTER_ADDR -x MASTER_PORT -x PATH -x LD_LIBRARY_PATH \
+    -x MASTER_ADDR -x MASTER_PORT -x MOE_PLAN_JOB_TOKEN -x PATH -x LD_LIBRARY_PATH \
     moe-plan execute {plan} {words} "$@"
 )",
                        fmt::arg("master", job.nodes == 1 ? "127.0.0.1" : "$(hostname -f)"),
@@ -109,6 +112,9 @@ spec:
 {limits}          env:
             - {{name: MASTER_ADDR, value: {name}-0.{name}}}
             - {{name: MASTER_PORT, value: "29500"}}
+            # Drawn by the cluster for each Job: its own id.
+            - name: MOE_PLAN_JOB_TOKEN
+              valueFrom: {{fieldRef: {{fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}}}
           command: [bash, -c]
           args:
             - |

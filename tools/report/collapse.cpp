@@ -9,6 +9,11 @@ namespace {
 constexpr double nearly_all = 0.9;
 constexpr int steps_in_a_row = 10;
 
+std::string advice(double aux_loss) {
+    if (aux_loss > 0.0) return fmt::format("a stronger balancing loss than --aux-loss {:.3g} spreads tokens", aux_loss);
+    return "a balancing loss (--aux-loss 0.01) spreads tokens";
+}
+
 } // namespace
 
 double CollapseWatch::most(const train::RouterStep& router) const {
@@ -29,9 +34,8 @@ std::vector<std::string> CollapseWatch::add(const train::StepResult& step) {
         if (steps == steps_in_a_row)
             lines.push_back(
                 fmt::format("layer {}: its router has collapsed: one expert has {:.2f} times the mean load, of "
-                            "{:.2f} at most, and nearly so for {} steps; a balancing loss (--aux-loss 0.01) "
-                            "spreads tokens",
-                            router.layer, load, limit, steps_in_a_row));
+                            "{:.2f} at most, and nearly so for {} steps; {}",
+                            router.layer, load, limit, steps_in_a_row, advice(aux_loss_)));
     }
     return lines;
 }

@@ -14,7 +14,7 @@ namespace moe::tools {
 // that one can have (every token, which is experts / top_k times the mean) for ten steps in a row.
 class CollapseWatch {
 public:
-    explicit CollapseWatch(const model::Model& model) : model_(model) {}
+    explicit CollapseWatch(const model::Model& model, double aux_loss = 0.0) : model_(model), aux_loss_(aux_loss) {}
     // A line for each layer whose router collapsed with this step; a layer is told once.
     std::vector<std::string> add(const train::StepResult& step);
 
@@ -22,6 +22,7 @@ private:
     double most(const train::RouterStep& router) const;
 
     const model::Model& model_;
+    double aux_loss_;        // the plan's
     std::map<int, int> hot_; // steps in a row, by layer
 };
 

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace moe::tools {
 
@@ -58,6 +59,14 @@ Json replication_json(const std::optional<pricing::Replication>& replication) {
             {"share_of_balanced", r.share_of_balanced}};
 }
 
+Json document_steps_json(const std::optional<replay::DocumentSteps>& documents) {
+    if (!documents) return nullptr;
+    return {{"step_seconds", quantiles_json(documents->step_seconds)},
+            {"mean_length", documents->mean_length},
+            {"pairs", documents->pairs},
+            {"steps", documents->steps}};
+}
+
 Json skew_json(const pricing::Skew& skew) {
     return {{"load", quantiles_json(skew.loads.time)},
             {"step_seconds", quantiles_json(skew.step_seconds)},
@@ -91,6 +100,7 @@ void add_note(Json& entry, const PlanNote& note) {
     entry["equal_to_first"] = note.equal_to_first;
     entry["first_is_faster"] = note.certainty ? Json(*note.certainty) : Json(nullptr);
     entry["trains_differently"] = note.trains_differently;
+    entry["documents"] = document_steps_json(note.documents);
     entry["nearest_published"] = Json::array();
     for (const published::NearRun& run : note.nearest)
         entry["nearest_published"].push_back({{"run_id", run.run_id},
@@ -178,12 +188,14 @@ Json memory_of(const replay::Simulation& simulation) {
 } // namespace
 
 std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
+                            const std::optional<replay::DocumentSteps>& documents,
                             const published::IntervalResult& interval, const published::Correction* correction,
                             const std::string& trace, const std::string& report) {
     Json document = Json::object();
     add_estimate(document, simulation.estimate);
     document["memory"] = memory_of(simulation);
     document["skew"] = skew_json(skew);
+    document["documents"] = document_steps_json(documents);
     document["interval"] = interval_json(interval);
     document["neighbours"] = correction_json(correction);
     if (!interval.interval) document["interval_reason"] = interval.reason;
@@ -215,12 +227,16 @@ Json step_json(const StepRecord& step) {
               {"tokens", step.tokens}};
     if (step.mtp_loss != 0.0) json["mtp_loss"] = step.mtp_loss;
     if (step.overflow > 0.0) json["overflow"] = step.overflow;
-    for (const RouterRecord& router : step.routers)
-        json["routers"].push_back({{"layer", router.layer},
-                                   {"aux_loss", router.aux_loss},
-                                   {"z_loss", router.z_loss},
-                                   {"load_max_over_mean", router.load_max_over_mean},
-                                   {"load_entropy", router.load_entropy}});
+    for (const RouterRecord& router : step.routers) {
+        Json of_layer{{"layer", router.layer},
+                      {"aux_loss", router.aux_loss},
+                      {"z_loss", router.z_loss},
+                      {"load_max_over_mean", router.load_max_over_mean},
+                      {"load_entropy", router.load_entropy}};
+        if (router.bias_spread) of_layer["bias_spread"] = *router.bias_spread;
+        if (router.dropped) of_layer["dropped"] = *router.dropped;
+        json["routers"].push_back(std::move(of_layer));
+    }
     return json;
 }
 
@@ -228,6 +244,8 @@ std::string run_document(const RunRecord& run) {
     Json document = Json::object();
     document["steps"] = Json::array();
     for (const StepRecord& step : run.steps) document["steps"].push_back(step_json(step));
+    for (const EvaluationRecord& e : run.evaluations)
+        document["evaluations"].push_back({{"step", e.step}, {"loss", e.loss}, {"tokens", e.tokens}});
     document["peak_memory_gib"] = run.peak_memory_gib;
     document["backend"] = run.backend;
     document["ranks"] = run.ranks;
@@ -360,6 +378,19 @@ std::string launch_engine_document(const EngineLaunch& launch, const Nodes& node
 
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
     return stamped(schema::tokenize, Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
+}
+
+std::string evaluate_document(const EvaluationRecord& evaluation, std::int64_t seq) {
+    return stamped(schema::evaluate, Json{{"loss", evaluation.loss},
+                                          {"perplexity", std::exp(evaluation.loss)},
+                                          {"tokens", evaluation.tokens},
+                                          {"seq", seq}});
+}
+
+std::string generate_document(const std::string& text, const std::vector<std::int32_t>& tokens, std::size_t prompt,
+                              double seconds) {
+    return stamped(schema::generate,
+                   Json{{"text", text}, {"tokens", tokens}, {"prompt_tokens", prompt}, {"seconds", seconds}});
 }
 
 } // namespace moe::tools

@@ -6,6 +6,7 @@
 #include "planner/search/search.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/improve.hpp"
+#include "simulator/replay/document_steps.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/import/import_plan.hpp"
 #include "tools/launch/engine_launch.hpp"
@@ -13,6 +14,7 @@
 #include "tools/report/ranking.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,9 +25,11 @@ std::string search_document(const search::SearchResult& result, int gpus, const 
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.
+// documents: steps over drawn lengths, none where the plan masks no documents of known lengths.
 // interval: of tflops_per_gpu at its nominal coverage, null with a reason where nothing was measured.
 // correction: that is in the step's time, nullptr for none.
 std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
+                            const std::optional<replay::DocumentSteps>& documents,
                             const published::IntervalResult& interval, const published::Correction* correction,
                             const std::string& trace, const std::string& report);
 
@@ -33,6 +37,8 @@ struct RouterRecord {
     int layer = 0;
     double aux_loss = 0.0, z_loss = 0.0;
     double load_max_over_mean = 1.0, load_entropy = 1.0; // of the tokens sent to its experts, as train::RouterStep
+    std::optional<double> bias_spread = {}; // largest selection bias less the smallest, where the plan moves them
+    std::optional<double> dropped = {};     // share of the choices beyond expert_capacity, where the plan has one
 };
 struct StepRecord {
     std::int64_t step = 0; // from 1
@@ -45,9 +51,16 @@ struct StepRecord {
     std::int64_t tokens = 0;
     double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
     std::vector<RouterRecord> routers; // by MoE layer
+    std::optional<double> valid_loss = {}; // behind the step, where there was an evaluation
+};
+struct EvaluationRecord {
+    std::int64_t step = 0; // behind which it was made
+    double loss = 0.0;     // nats per token
+    std::int64_t tokens = 0;
 };
 struct RunRecord {
     std::vector<StepRecord> steps;
+    std::vector<EvaluationRecord> evaluations;
     double peak_memory_gib = 0.0; // of the rank that holds most
     std::string backend;
     int ranks = 0;
@@ -60,6 +73,12 @@ struct RunRecord {
 };
 nlohmann::ordered_json step_json(const StepRecord& step); // figures that are no numbers are null in its text
 std::string run_document(const RunRecord& run);
+
+// seq: tokens per sequence.
+std::string evaluate_document(const EvaluationRecord& evaluation, std::int64_t seq);
+// text, tokens: without the prompt, which had so many tokens.
+std::string generate_document(const std::string& text, const std::vector<std::int32_t>& tokens, std::size_t prompt,
+                              double seconds);
 
 std::string comparison_document(const Comparison& comparison);
 // improvements: nullptr where none were asked for.

@@ -61,6 +61,8 @@ Json walls_json(const Explanation& e) {
                     {"host_issue_seconds", w.issue_seconds},
                     {"host_exposed_seconds", e.simulation.estimate.breakdown.host},
                     {"launches", w.launches},
+                    {"unaligned_products", w.unaligned},
+                    {"unaligned_seconds", w.unaligned_seconds},
                     {"classes", Json::array()}};
     for (const replay::ComputeWall& c : w.compute)
         compute["classes"].push_back({{"class", c.name},

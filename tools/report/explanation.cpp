@@ -119,6 +119,7 @@ std::vector<std::pair<std::string, double>> losses(const Explanation& e) {
     for (const replay::ComputeWall& wall : e.walls.compute)
         if (wall.busy - wall.repeated > wall.ideal)
             result.emplace_back(wall.name + " below peak", wall.busy - wall.repeated - wall.ideal);
+    if (e.walls.unaligned > 0) result.emplace_back("rows that are not whole 16 bytes", e.walls.unaligned_seconds);
     for (const auto& [name, seconds] : parts_of(e.simulation.estimate.breakdown))
         if (std::string(name) != "compute" && std::string(name) != "optimizer" && seconds > 0.0)
             result.emplace_back(name, seconds);

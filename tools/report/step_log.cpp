@@ -5,6 +5,7 @@
 #include "tools/print/table.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace moe::tools {
 
@@ -23,9 +24,29 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
     : console_(console),
       steps_(steps),
       run_(run),
-      flops_per_token_(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)),
+      flops_per_token_(plan::flops_per_token(plan)),
+      plan_(plan),
       gpus_(plan.gpus),
-      routers_(*plan.model) {}
+      routers_(*plan.model, plan.router.aux_loss) {}
+
+RouterRecord StepLog::router_record(const train::RouterStep& router) const {
+    RouterRecord record{
+        router.layer, router.aux_loss, router.z_loss, router.max_over_mean(), router.load_entropy(), {}, {}};
+    if (!router.bias.empty()) record.bias_spread = router.bias_spread();
+    if (plan_.router.expert_capacity > 0.0) {
+        const model::Model& model = *plan_.model;
+        const auto mtp = static_cast<std::size_t>(
+            std::max<std::ptrdiff_t>(0, router.layer - static_cast<std::ptrdiff_t>(model.layers.size())));
+        const bool behind = router.layer >= static_cast<int>(model.layers.size());
+        const int kind = behind ? model.mtp[mtp] : model.layers[static_cast<std::size_t>(router.layer)];
+        const auto chosen =
+            static_cast<double>(plan_.gbs * plan_.seq) * model.kinds[static_cast<std::size_t>(kind)].moe.value().top_k;
+        const auto sent =
+            static_cast<double>(std::accumulate(router.tokens.begin(), router.tokens.end(), std::int64_t{0}));
+        record.dropped = 1.0 - sent / chosen;
+    }
+    return record;
+}
 
 void StepLog::add(const train::StepResult& step) {
     const double rate = static_cast<double>(step.tokens) / step.seconds;
@@ -39,12 +60,12 @@ void StepLog::add(const train::StepResult& step) {
                           tflops,
                           step.tokens,
                           step.overflow,
+                          {},
                           {}});
     double worst = 1.0;
     for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
-        run_.steps.back().routers.push_back(
-            {router.layer, router.aux_loss, router.z_loss, router.max_over_mean(), router.load_entropy()});
+        run_.steps.back().routers.push_back(router_record(router));
     }
     for (const std::string& line : routers_.add(step)) console_.warn("{}", line);
     std::string routers;
@@ -68,6 +89,14 @@ void StepLog::add(const train::StepResult& step) {
                       run_.predicted_step_seconds / run_.measured_step_seconds);
     console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_.steps,
                                   static_cast<double>(steps_.steps - step.step) * run_.measured_step_seconds));
+}
+
+void StepLog::add(const train::Evaluation& evaluation, double seconds) {
+    const std::int64_t step = run_.steps.back().step;
+    run_.steps.back().valid_loss = evaluation.loss;
+    run_.evaluations.push_back({step, evaluation.loss, evaluation.tokens});
+    console_.note("step {}/{} | valid loss {:.4f} over {} tokens | {}", step, steps_.steps, evaluation.loss,
+                  count_text(static_cast<double>(evaluation.tokens)), seconds_text(seconds));
 }
 
 } // namespace moe::tools

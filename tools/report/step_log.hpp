@@ -21,12 +21,17 @@ class StepLog {
 public:
     StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRecord& run);
     void add(const train::StepResult& step);
+    // The validation loss behind the step that was added last, and how long it took.
+    void add(const train::Evaluation& evaluation, double seconds);
 
 private:
+    RouterRecord router_record(const train::RouterStep& router) const;
+
     Console& console_;
     LogSteps steps_;
     RunRecord& run_;
     double flops_per_token_;
+    const plan::Plan& plan_;
     int gpus_;
     CollapseWatch routers_;
     std::vector<double> seconds_;

@@ -2,12 +2,15 @@
 #include "engine/backends/backends.hpp"
 #include "engine/base/crc32c.hpp"
 #include "engine/data/data.hpp"
+#include "engine/data/in_order.hpp"
 #include "engine/train/huggingface.hpp"
 #include "engine/train/resume.hpp"
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/own_balance.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/history/metrics.hpp"
 #include "tools/print/console.hpp"
@@ -28,6 +31,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -73,8 +77,17 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     train::check_options(result);
     if (options.log_interval < 1) refuse("--log-interval {}: must be 1 or more", options.log_interval);
     if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
+    if (options.keep_checkpoints < 0)
+        refuse("--keep-checkpoints {}: must be 0 (all) or more", options.keep_checkpoints);
+    if (options.checkpoint.empty() && options.keep_checkpoints > 0)
+        refuse("--keep-checkpoints: needs --checkpoint DIR");
     if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
         refuse("{}: needs --checkpoint DIR", options.resume ? "--resume" : "--save-interval");
+    if (options.eval_interval < 0) refuse("--eval-interval {}: must be 0 or more", options.eval_interval);
+    if (options.eval_batches < 0) refuse("--eval-batches {}: must be 0 or more", options.eval_batches);
+    if (options.valid_data.empty() && (options.eval_interval > 0 || options.eval_batches > 0))
+        refuse("{}: needs --valid-data PREFIX", options.eval_interval > 0 ? "--eval-interval" : "--eval-batches");
+    result.evaluates = !options.valid_data.empty();
     if (!options.allow_change.empty() && !options.resume) refuse("--allow-change: needs --resume");
     return result;
 }
@@ -95,6 +108,20 @@ data::SampleData open_data(const ExecuteOptions& options, const plan::Plan& plan
     for (const std::string& text : options.data) blend.push_back(blend_entry(text));
     return data::SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
                             static_cast<std::uint64_t>(options.seed));
+}
+
+// The plan; where it masks documents and says no lengths, with those of the data, which FLOPs and prices follow.
+plan::Plan with_lengths(plan::Plan plan, data::SampleData& data) {
+    if (!plan.masks_documents() || !plan.lengths.empty()) return plan;
+    model::DocumentLengths lengths;
+    for (const auto& [length, documents] : data.document_lengths()) lengths.bins.push_back({length, documents});
+    plan.lengths = model::to_string(model::merged(std::move(lengths), model::most_document_bins));
+    return plan;
+}
+
+std::unique_ptr<data::InOrder> open_valid_data(const ExecuteOptions& options, const plan::Plan& plan) {
+    if (options.valid_data.empty()) return nullptr;
+    return std::make_unique<data::InOrder>(options.valid_data, plan.seq, plan.model->vocab);
 }
 
 // The ranks of this process: a plan that does not fit must be refused before the system kills the process.
@@ -193,11 +220,17 @@ void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::S
         console.warn("{}: {}", options.init_from, left);
 }
 
-// The plan of the file with what the command line sets in its place.
-plan::Plan plan_to_run(const ExecuteOptions& options) {
+// The plan of the file with what the command line sets in its place, and the model's own balance where neither chooses
+// one; `balance`: what to say of that.
+plan::Plan plan_to_run(const ExecuteOptions& options, std::string& balance) {
     plan::Plan plan = plan::load_plan(options.plan);
-    if (!options.aux_loss.empty()) plan::set_field(plan, "aux_loss", options.aux_loss);
     if (!options.balance.empty()) plan::set_field(plan, "balance", options.balance);
+    plan::OwnBalance own =
+        plan::own_balance(plan, options.plan + ": model", {options.aux_loss.empty(), options.bias_update.empty()});
+    plan.router = own.router;
+    balance = std::move(own.said);
+    if (!options.aux_loss.empty()) plan::set_field(plan, "aux_loss", options.aux_loss);
+    if (!options.bias_update.empty()) plan::set_field(plan, "bias_update", options.bias_update);
     if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}: {}", options.plan, fault.message);
     return plan;
 }
@@ -211,10 +244,11 @@ void check_checkpoints(const ExecuteOptions& options) {
 
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
-    const std::string said = fmt::format(
-        "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
-        o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup,
-        o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "));
+    const std::string said =
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "),
+                    o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule,
+                    o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
+                    o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -228,15 +262,19 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
 // The work of the ranks of this process; `transport` leads to those of others, if there are any; local: Launch::local.
 class Execution {
 public:
-    Execution(const ExecuteOptions& options, const plan::Plan& plan, comm::Transport* transport, int local = 0)
+    Execution(const ExecuteOptions& options, const plan::Plan& plan, std::string balance, comm::Transport* transport,
+              int local = 0)
         : options_(options),
-          plan_(plan),
+          balance_(std::move(balance)),
           transport_(transport),
           train_with_(train_options(options)),
           first_(transport == nullptr || transport->rank() == 0),
           console_(options, !first_),
           data_(open_data(options, plan)),
-          simulation_(replay::simulate(plan, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+          plan_(with_lengths(plan, data_)),
+          valid_(open_valid_data(options, plan)),
+          simulation_(
+              replay::simulate(plan_, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
         train_with_.device = local;
         train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
@@ -249,7 +287,13 @@ public:
         train::Trainer trainer(plan_, train_with_);
         std::optional<weights::FolderLock> lock;
         if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
-        if (lock) lock->remove_partial_checkpoints();
+        if (lock) {
+            lock->remove_partial_checkpoints();
+            constexpr double bytes_of_parameter = 12.0; // the weight and both moments, in FP32
+            weights::require_room(options_.checkpoint,
+                                  bytes_of_parameter *
+                                      static_cast<double>(model::count_parameters(*plan_.model).total));
+        }
         set_weights(options_, trainer, data_, console_);
         require_one_start(trainer);
         if (first_ && !options_.metrics.empty())
@@ -299,6 +343,7 @@ private:
         if (const comm::Joined& joined = run_.joined; joined.communicators > 0)
             console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                           joined.communicators, joined.bytes / (1 << 30));
+        if (!balance_.empty()) console_.note("Balance: {}", balance_);
         console_.note("Data: {} tokens, unigram entropy {:.4f} nats/token",
                       count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
     }
@@ -310,15 +355,19 @@ private:
         std::optional<train::Saving> saving;
         if (!options_.checkpoint.empty()) {
             const bool alone = transport_ == nullptr;
-            writer.emplace(options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
-                           alone ? 0 : transport_->rank(),
-                           [this](std::int64_t sample) { return data_.position(sample); });
+            writer.emplace(
+                options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
+                alone ? 0 : transport_->rank(), [this](std::int64_t sample) { return data_.position(sample); },
+                static_cast<std::size_t>(options_.keep_checkpoints));
             saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
         train::train(
-            trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+            trainer, train_with_,
+            {[this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+             [this](std::int64_t sample, std::span<std::int32_t> starts) { data_.read_documents(sample, starts); }},
             [&](const train::StepResult& step) {
                 log.add(step);
+                evaluate(trainer, log, step.step);
                 if (metrics_) {
                     const std::chrono::duration<double> wall = std::chrono::system_clock::now().time_since_epoch();
                     metrics_->add(run_.steps.back(), {wall.count(), run_.peak_memory_gib});
@@ -330,6 +379,19 @@ private:
         run_.draw = draws.mean();
         if (writer && writer->saved_step() >= 0)
             console_.say("Saved step {} in {}", writer->saved_step(), options_.checkpoint);
+    }
+
+    void evaluate(train::Trainer& trainer, StepLog& log, std::int64_t step) const {
+        const bool due = options_.eval_interval > 0 && step % options_.eval_interval == 0;
+        if (!valid_ || (!due && step != train_with_.steps)) return;
+        std::int64_t samples = valid_->samples();
+        if (options_.eval_batches > 0) samples = std::min(samples, options_.eval_batches * plan_.gbs);
+        const auto begin = std::chrono::steady_clock::now();
+        const train::Evaluation evaluation = trainer.evaluate(
+            {[this](std::int64_t sample, std::span<std::int32_t> out) { valid_->read(sample, out); },
+             [this](std::int64_t sample, std::span<std::int32_t> starts) { valid_->read_documents(sample, starts); }},
+            samples);
+        log.add(evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
 
     void keep_record(const train::Trainer& trainer, const RunFolder& folder) {
@@ -370,12 +432,14 @@ private:
     }
 
     const ExecuteOptions& options_;
-    const plan::Plan& plan_;
+    std::string balance_; // own_balance() as it is said
     comm::Transport* transport_;
     train::TrainOptions train_with_;
     bool first_; // says and writes what is said and written once
     Console console_;
     data::SampleData data_;
+    plan::Plan plan_;
+    std::unique_ptr<data::InOrder> valid_; // null: no evaluation
     replay::Simulation simulation_;
     RunRecord run_;
     std::optional<Metrics> metrics_;
@@ -386,19 +450,22 @@ private:
 void execute_verb(const ExecuteOptions& options) {
     train_options(options);
     refuse_overwriting("--trace", options.trace, options.plan);
-    const plan::Plan plan = plan_to_run(options);
+    std::string balance;
+    const plan::Plan plan = plan_to_run(options, balance);
     // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
     if (const plan::PlanFault fault = stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)))
         refuse("{}: execute cannot run it: {}", options.plan, fault.message);
     check_checkpoints(options);
-    const std::optional<comm::Launch> launch = comm::launch_of_environment();
-    if (!launch) return Execution(options, plan, nullptr).run();
+    std::optional<comm::Launch> launch = comm::launch_of_environment();
+    if (!launch) return Execution(options, plan, balance, nullptr).run();
     if (launch->world != plan.gpus)
         refuse("{}: has {} ranks, but {} processes were started: start one for each rank", options.plan, plan.gpus,
                launch->world);
+    launch->listen = options.listen;
+    launch->say = [](const std::string& line) { std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr); };
     comm::Transport transport(*launch, fingerprint(options, plan));
     try {
-        Execution(options, plan, &transport, launch->local).run();
+        Execution(options, plan, balance, &transport, launch->local).run();
         transport.close();
     } catch (const std::exception& error) {
         transport.abort(error.what());

@@ -80,6 +80,10 @@ void print_compute(Console& console, const Explanation& e) {
     console.table(table, 2);
     console.say("  host: {} to issue {} ops, {} of the step exposed", seconds_text(w.issue_seconds),
                 count_text(static_cast<double>(w.launches)), seconds_text(estimate.breakdown.host));
+    if (w.unaligned > 0)
+        console.say("  {} products have rows that are not whole 16 bytes (of {} elements): {} lost; widths that are "
+                    "multiples of 8 on every rank avoid it",
+                    count_text(static_cast<double>(w.unaligned)), w.unaligned_width, seconds_text(w.unaligned_seconds));
     const auto lost = losses(e);
     std::string text;
     for (std::size_t i = 0; i < std::min<std::size_t>(4, lost.size()); ++i)

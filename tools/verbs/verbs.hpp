@@ -32,6 +32,7 @@ struct SearchOptions : OutputOptions {
     std::string stack;                                     // empty = the hardware's default
     std::vector<std::string> fix;                          // FIELD=VALUE
     std::int64_t top = 5;
+    std::string lengths;                   // file of document lengths, empty = samples are whole or the plan's own
     std::string optimize_for = "mean";     // of skewed routing: mean, p50 or p99
     std::int64_t spare_experts = 2;        // of skewed routing: slots of a rank for copies of hot experts
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
@@ -43,6 +44,7 @@ void search_verb(const SearchOptions& options);
 
 struct ReplayOptions : OutputOptions {
     std::string plan;
+    std::string lengths;            // as search's
     std::string trace, report;      // empty = not written
     std::int64_t spare_experts = 2; // as search's
     bool no_neighbours = false;     // as in SearchOptions
@@ -61,11 +63,15 @@ struct ExecuteOptions : OutputOptions {
     std::vector<std::string> data; // prefixes of .bin/.idx pairs, each with or without "WEIGHT " before it
     std::int64_t steps = 100;
     std::string backend = "cpu";
-    std::string run_dir, trace;     // empty = not written
-    std::string metrics;            // folder of the history, empty = none
-    std::string init_from;          // Hugging Face folder of initial weights, empty = random ones
-    std::string checkpoint;         // folder, empty = none
-    std::int64_t save_interval = 0; // steps, 0 = only at the end
+    std::string run_dir, trace;        // empty = not written
+    std::string metrics;               // folder of the history, empty = none
+    std::string valid_data;            // prefix of a .bin/.idx pair, empty = no evaluation
+    std::int64_t eval_interval = 0;    // steps, 0 = only behind the last one
+    std::int64_t eval_batches = 0;     // global batches of the validation data, 0 = all of it
+    std::string init_from;             // Hugging Face folder of initial weights, empty = random ones
+    std::string checkpoint;            // folder, empty = none
+    std::int64_t save_interval = 0;    // steps, 0 = only at the end
+    std::int64_t keep_checkpoints = 0; // newest ones that stay, 0 = all
     bool resume = false;
     std::vector<std::string> allow_change; // fields in which a resumed run may differ from its checkpoint's
     std::string shuffle = "on";
@@ -76,13 +82,42 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
-    std::string aux_loss, balance; // plan fields of these names, empty = as in the plan
+    // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
+    std::string aux_loss, bias_update, balance;
     std::int64_t seed = 1;
+    std::string listen;            // address at which rank 0 waits for the others, empty = that of MASTER_ADDR
     double hang_timeout = 20.0;    // seconds that an op may take
     std::int64_t log_interval = 1; // steps between lines of the log
     std::string command;           // as typed, for run.json
 };
 void execute_verb(const ExecuteOptions& options);
+
+// Weights that are used as they are: a Hugging Face folder or a folder of checkpoints, one of the two.
+struct WeightsOptions : OutputOptions {
+    std::string model, checkpoint;
+    std::string backend = "cpu";
+    std::string precision; // empty: fp32 on the CPU, bf16 on GPUs
+};
+
+struct EvaluateOptions : WeightsOptions {
+    std::string data;         // prefix of a .bin/.idx pair
+    std::string plan;         // how it is run, empty: one rank
+    std::int64_t seq = 0;     // tokens per sequence, 0 = as the plan, else what the model takes, up to 1024
+    std::int64_t batch = 1;   // sequences at once, without a plan
+    std::int64_t batches = 0; // of the data, 0 = all of it
+};
+void evaluate_verb(const EvaluateOptions& options);
+
+struct GenerateOptions : WeightsOptions {
+    std::string prompt;
+    std::string tokenizer;    // tokenizer.json, empty: the model folder's, or bytes where the vocabulary is 256
+    std::int64_t tokens = 64; // at most
+    double temperature = 0.0; // 0: the likeliest token each time
+    std::int64_t top_k = 0;   // 0: all
+    double top_p = 1.0;
+    std::int64_t seed = 1;
+};
+void generate_verb(const GenerateOptions& options);
 
 struct CompareOptions : OutputOptions {
     std::vector<std::string> traces; // predicted and measured, one run directory, or a plan with one of the two below
@@ -126,6 +161,7 @@ struct TokenizeOptions : OutputOptions {
     std::vector<std::string> texts;
     std::string out; // prefix of the .bin/.idx pair
     std::string vocab = "bytes";
+    bool append_eod = false; // every document ends with the end-of-document token
 };
 void tokenize_verb(const TokenizeOptions& options);
 

@@ -12,13 +12,16 @@ bool can_split(std::string& why) {
     return false;
 }
 
-Splitter::Splitter(const std::vector<SplitStep>&, bool, const std::string& place) {
+Splitter::Splitter(const std::vector<SplitStep>&, bool, const std::string& file) {
     std::string why;
     can_split(why);
-    fail("{}: a tokenizer needs regular expressions over Unicode: {}", place, why);
+    fail("{}: a tokenizer needs regular expressions over Unicode: {}", file, why);
 }
 Splitter::~Splitter() = default;
 
-std::vector<std::string> Splitter::pieces(std::string_view, const std::string&) const { return {}; }
+bool Splitter::pieces(std::string_view, std::size_t, const Place&, const std::function<void(std::string_view)>&) const {
+    return true;
+}
+std::size_t Splitter::likely_cut(std::string_view text, const Place&) const { return text.size(); }
 
 } // namespace moe::data

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <limits>
 
 namespace moe::data {
 
@@ -75,15 +74,22 @@ private:
         encoder_.ignore_merges_ = flag(model, "ignore_merges", false);
         if (!model.contains("vocab") || !model["vocab"].is_object()) refuse("{}: model.vocab is missing", path_);
         for (const auto& [token, id] : model["vocab"].items()) {
-            if (!id.is_number_integer() || id.get<std::int64_t>() < 0 ||
-                id.get<std::int64_t>() > std::numeric_limits<std::int32_t>::max())
-                refuse("{}: model.vocab: {} has the id {}", path_, shown(token), shown(id.dump()));
-            ids_[token] = id.get<std::int32_t>();
-            encoder_.vocabulary_ = std::max<std::int64_t>(encoder_.vocabulary_, ids_[token] + 1);
+            ids_[token] = id_of(id, "model.vocab", token);
         }
         read_alphabet();
         read_merges(model);
         for (const auto& [token, id] : ids_) encoder_.whole_.emplace(bytes_of(token), id);
+    }
+
+    // Vocabularies of today have up to 262,144 ids (Gemma 3), and a model a row of its embedding for each.
+    std::int32_t id_of(const Json& id, const char* field, const std::string& token) {
+        constexpr std::int64_t most = 1 << 24;
+        const bool whole = id.is_number_integer() && (!id.is_number_unsigned() || id.get<std::uint64_t>() < most);
+        if (!whole || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() >= most)
+            refuse("{}: {}: {} has the id {}: must be a whole number from 0 to {}", path_, field, shown(token),
+                   shown(id.dump()), most - 1);
+        encoder_.vocabulary_ = std::max(encoder_.vocabulary_, id.get<std::int64_t>() + 1);
+        return id.get<std::int32_t>();
     }
 
     // The characters that GPT-2 writes bytes as: printable Latin-1 as itself, the others from U+0100 on.
@@ -145,13 +151,14 @@ private:
         if (!given(json, "added_tokens")) return;
         for (const Json& token : json["added_tokens"]) {
             const std::string text = token.is_object() ? word(token, "content", "") : "";
-            if (text.empty() || !token.contains("id") || !token["id"].is_number_integer())
+            if (text.empty() || !token.contains("id"))
                 refuse("{}: added_tokens: an entry without content or id", path_);
+            const std::int32_t id = id_of(token["id"], "added_tokens", text);
             for (const char* key : {"lstrip", "rstrip", "single_word"})
                 if (flag(token, key, false))
                     refuse("{}: added_tokens: {}: {} = true: only false is read", path_, shown(text), key);
-            encoder_.added_.push_back({text, token["id"].get<std::int32_t>()});
-            encoder_.vocabulary_ = std::max<std::int64_t>(encoder_.vocabulary_, encoder_.added_.back().id + 1);
+            encoder_.added_.push_back({text, id});
+            encoder_.begins_added_[static_cast<unsigned char>(text[0])] = true;
         }
         std::stable_sort(encoder_.added_.begin(), encoder_.added_.end(),
                          [](const auto& a, const auto& b) { return a.text.size() > b.text.size(); });

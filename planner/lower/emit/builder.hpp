@@ -53,6 +53,8 @@ public:
     program::Phase phase = program::Phase::forward;
     int layer = -1;
     bool bf16 = false; // the layer is not quantized
+    bool with_backward = true;    // a backward follows; else the forward is all there is
+    std::int64_t cached_keys = 0; // generation: positions whose keys and values are kept from call to call
 
     program::Dtype activation_dtype() const { return activations_; }
     // The type that operands of the open module's products are quantized to; bf16 where they are not quantized.

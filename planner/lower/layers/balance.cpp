@@ -48,7 +48,7 @@ program::BalanceAttr MoeLayer::balance_attr(const emit::Builder& b) const {
 void MoeLayer::balance(emit::Builder& b) {
     const plan::RouterTraining& r = b.plan().router;
     const program::RouterIo* io = router_io(b, layer_);
-    if (io == nullptr || !r.has_loss()) return;
+    if (io == nullptr || !r.has_loss() || !b.with_backward) return;
     const program::BalanceAttr attr = balance_attr(b);
     b.module = program::Module::router;
     if (attr.aux > 0.0) {

@@ -13,7 +13,7 @@ bool at_once(const plan::Plan& plan) { return plan.tp == 1 && plan::stack_traits
 
 program::Parameter vocabulary_matrix(const model::Model& model, const plan::Plan& plan, const char* name) {
     program::Parameter p = matrix(name, plan::Domain::dense, model.vocab, model.hidden, 0, 0.02);
-    p.padded_rows = model.padded_vocab(plan.tp);
+    p.padded_rows = plan.padded_vocab();
     return p;
 }
 
@@ -28,7 +28,7 @@ program::TensorId EmbeddingLayer::forward(emit::Builder& b, program::TensorId id
     b.layer = -1;
     b.phase = program::Phase::forward;
     b.module = program::Module::embedding;
-    const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
+    const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
     const program::TensorId x = b.activation("embedding", b.gathered_tokens(), model_.hidden);
     program::Op& op = b.emit(program::OpKind::embedding, {ids, table.value}, {x});
     op.bytes = 2.0 * b.at(x).expected_bytes(); // Only the rows looked up are read.
@@ -39,7 +39,7 @@ void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::
     b.layer = -1;
     b.phase = program::Phase::wgrad;
     b.module = program::Module::embedding;
-    const emit::Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
+    const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
     const program::TensorId full = b.gather_tokens(dx, "dembedding");
     program::Op& op = b.emit(program::OpKind::embedding_grad, {ids, full}, {table.gradient});
     op.bytes = b.at(full).expected_bytes() +
@@ -60,9 +60,15 @@ program::TensorId HeadLayer::labels(const emit::Builder& b) const {
     return depth_ == 0 ? io.labels : io.mtp_labels[static_cast<std::size_t>(depth_ - 1)];
 }
 
+// The operands of a loss, with the share of its labels behind them where documents mask some.
+std::vector<program::TensorId> HeadLayer::with_share(const emit::Builder& b, std::vector<program::TensorId> in) const {
+    if (b.plan().masks_documents()) in.push_back(b.program().io.label_shares[static_cast<std::size_t>(depth_)]);
+    return in;
+}
+
 program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const plan::Plan& plan = b.plan();
-    const std::int64_t rows = b.gathered_tokens(), local = model_.padded_vocab(plan.tp) / plan.tp;
+    const std::int64_t rows = b.gathered_tokens(), local = plan.padded_vocab() / plan.tp;
     b.layer = -1;
     b.phase = program::Phase::forward;
     b.module = program::Module::head;
@@ -72,6 +78,10 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
     logits_ = emit::linear_forward(b, head_, normed, b.activation_dtype());
+    if (b.cached_keys > 0) {
+        b.program().io.logits = logits_;
+        return normed;
+    }
     // The last `depth` positions of a sample have no label.
     const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq - depth_);
     loss_ = gradient_ = {rows, local, model_.vocab, 1.0 / tokens};
@@ -80,9 +90,10 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const program::TensorId loss = depth_ == 0 ? io.loss : io.mtp_loss;
     const program::TensorId local_max = b.tensor(key_ + ".max_local", program::Dtype::f32, rows, 1);
     const program::TensorId local_stat = b.tensor(key_ + ".stat_local", program::Dtype::f32, rows, 2);
-    if (at_once(plan)) {
+    if (at_once(plan) && b.with_backward) {
         loss_.gradient_scale = gradient_.scale;
-        b.emit(program::OpKind::cross_entropy, {logits_, labels(b)}, {logits_, local_max, local_stat, loss}, loss_);
+        b.emit(program::OpKind::cross_entropy, with_share(b, {logits_, labels(b)}),
+               {logits_, local_max, local_stat, loss}, loss_);
         return normed;
     }
     const auto summed = [&](program::TensorId partial, bool max, const char* name) {
@@ -97,7 +108,7 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     max_ = summed(local_max, true, ".max");
     b.emit(program::OpKind::ce_sum, {logits_, max_, labels(b)}, {local_stat}, loss_);
     stat_ = summed(local_stat, false, ".stat");
-    b.emit(program::OpKind::ce_loss, {max_, stat_}, {loss}, loss_);
+    b.emit(program::OpKind::ce_loss, with_share(b, {max_, stat_}), {loss}, loss_);
     return normed;
 }
 
@@ -108,7 +119,7 @@ program::TensorId HeadLayer::backward(emit::Builder& b, program::TensorId dnorme
     program::TensorId dlogits = logits_;
     if (!at_once(b.plan())) {
         dlogits = b.activation(key_ + ".dlogits", b.at(logits_).rows, b.at(logits_).cols);
-        b.emit(program::OpKind::ce_grad, {logits_, max_, stat_, labels(b)}, {dlogits}, gradient_);
+        b.emit(program::OpKind::ce_grad, with_share(b, {logits_, max_, stat_, labels(b)}), {dlogits}, gradient_);
     }
     program::TensorId d = emit::linear_backward(b, head_, dlogits);
     if (dnormed != program::no_tensor) d = b.add(d, dnormed, key_ + ".dnormed");

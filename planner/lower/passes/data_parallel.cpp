@@ -124,6 +124,16 @@ program::Template begin_template(program::Program& program, const plan::Plan& pl
     return begin;
 }
 
+program::Template gather_template(const program::Program& program, const plan::Plan& plan) {
+    program::Template begin{plan::SlotKind::begin, -1, {}};
+    each_begin_op(
+        program.buckets.size(), [](std::size_t) { return false; },
+        [&](std::size_t i, StepWork work) {
+            if (work != StepWork::zero) add_gathers(program, plan, program.buckets[i], work, begin.ops);
+        });
+    return begin;
+}
+
 namespace {
 
 // Moves the selection bias on the rank that holds its part of the optimizer's shard; the others gather it with the
@@ -160,7 +170,7 @@ program::Op optimizer_op(const program::Program& program, const program::Bucket&
 
 } // namespace
 
-program::Template finish_template(const program::Program& program, const plan::Plan& plan) {
+program::Template sum_template(const program::Program& program, const plan::Plan& plan) {
     program::Template finish{plan::SlotKind::finish, -1, {}};
     const program::ProgramIo& io = program.io;
     const auto all_reduce = [&](plan::Group group, program::TensorId id) {
@@ -177,6 +187,12 @@ program::Template finish_template(const program::Program& program, const plan::P
     if (has_loss && io.mtp_loss != program::no_tensor) all_reduce(emit::groups::samples, io.mtp_loss);
     if (io.router_sums != program::no_tensor)
         all_reduce({plan::Domain::dense, plan::axis::tensor | plan::axis::context | plan::axis::data}, io.router_sums);
+    return finish;
+}
+
+program::Template finish_template(const program::Program& program, const plan::Plan& plan) {
+    program::Template finish = sum_template(program, plan);
+    const program::ProgramIo& io = program.io;
     const std::vector<program::Bucket>& buckets = program.buckets;
     each_op_before_norm(buckets.size(), [&](std::size_t i, StepWork work) {
         const program::Bucket& b = buckets[i];

@@ -17,5 +17,8 @@ program::Template with_gradient_reduction(const program::Program& program, const
 // step, and what closes it: norm and optimizer.
 program::Template begin_template(program::Program& program, const plan::Plan& plan, const FirstGradients& first);
 program::Template finish_template(const program::Program& program, const plan::Plan& plan);
+// The same where there is no backward: gathers alone, and the sums over ranks of losses and loads.
+program::Template gather_template(const program::Program& program, const plan::Plan& plan);
+program::Template sum_template(const program::Program& program, const plan::Plan& plan);
 
 } // namespace moe::passes

@@ -28,9 +28,16 @@ public:
     }
 
 private:
-    static constexpr const char* names[] = {"RANK",         "WORLD_SIZE",           "MASTER_ADDR",
-                                            "MASTER_PORT",  "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                                            "SLURM_PROCID", "SLURM_NTASKS",         "SLURM_NNODES"};
+    static constexpr const char* names[] = {"RANK",
+                                            "WORLD_SIZE",
+                                            "MASTER_ADDR",
+                                            "MASTER_PORT",
+                                            "OMPI_COMM_WORLD_RANK",
+                                            "OMPI_COMM_WORLD_SIZE",
+                                            "SLURM_PROCID",
+                                            "SLURM_NTASKS",
+                                            "SLURM_NNODES",
+                                            "MOE_PLAN_JOB_TOKEN"};
 };
 
 std::string refusal(const std::map<std::string, std::string>& variables) {
@@ -61,6 +68,12 @@ TEST_CASE("launch: the variables of torchrun, Open MPI and Slurm") {
     CHECK(torchrun->world == 8);
     CHECK(torchrun->host == "node7");
     CHECK(torchrun->port == 1234);
+    CHECK(torchrun->token.empty());
+    const auto with_token = launched({{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MOE_PLAN_JOB_TOKEN", "sixteen letters."}});
+    REQUIRE(with_token);
+    CHECK(with_token->token == "sixteen letters.");
+    CHECK(mentions(refusal({{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MOE_PLAN_JOB_TOKEN", "fifteen letters"}}),
+                   "MOE_PLAN_JOB_TOKEN: has 15 characters"));
     const auto mpirun = launched({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
     REQUIRE(mpirun);
     CHECK(mpirun->rank == 1);

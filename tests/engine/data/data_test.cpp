@@ -108,11 +108,48 @@ TEST_CASE("broken datasets are refused with the file and the numbers") {
     CHECK(contains(changed(50, std::int64_t{1} << 60), "sequence 1"));
     CHECK(contains(changed(74, std::int64_t{7}), "end at sequence 7"));
     write_file(prefix + ".idx", index);
+    write_file(prefix + ".bin", tokens + "x");
+    CHECK(contains(refusal(prefix), "d.idx: its sequences end at byte 10, but "));
+    CHECK(contains(refusal(prefix), "d.bin has 11; it is of another .bin"));
     write_file(prefix + ".bin", tokens.substr(0, 9));
     CHECK(contains(refusal(prefix), "d.bin has 9"));
     std::filesystem::remove(prefix + ".bin");
     std::filesystem::create_directory(prefix + ".bin");
-    CHECK(contains(refusal(prefix), "not a regular file"));
+    CHECK(contains(refusal(prefix), "d.bin: Is a directory"));
+}
+
+// Were it mapped, a signal would end the run.
+TEST_CASE("a dataset that is cut off while it is open is refused where it ends") {
+    const Folder folder;
+    write_dataset<std::uint16_t>(folder / "t", 8, {{1, 2, 3, 4, 5, 6}});
+    const data::IndexedDataset dataset(folder / "t");
+    std::filesystem::resize_file(folder / "t.bin", 6);
+    std::vector<std::int32_t> ids(6);
+    dataset.read(0, std::span(ids).first(3), 100);
+    CHECK_THROWS_WITH_AS(dataset.read(0, ids, 100),
+                         doctest::Contains("t.bin: ends at byte 6, it had 12 when it was opened"), Error);
+}
+
+TEST_CASE("compressed text is refused by the name of its format, and text that begins alike is not") {
+    const Folder folder;
+    const auto refused = [&](const std::string& text) {
+        write_file(folder / "text", text);
+        try {
+            data::tokenize_bytes({folder / "text"}, folder / "out");
+        } catch (const Error& error) {
+            CHECK(error.fault() == Fault::bad_input);
+            CHECK_FALSE(std::filesystem::exists(folder / "out.bin"));
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(contains(refused("\x1f\x8b\x08 and so on"), "is compressed by gzip"));
+    CHECK(contains(refused("\x28\xb5\x2f\xfd and so on"), "is compressed by zstd"));
+    CHECK(contains(refused(std::string("\xfd\x37zXZ\0 and so on", 16)), "is compressed by xz"));
+    CHECK(contains(refused("BZh91AY&SY and so on"), "is compressed by bzip2"));
+    CHECK(contains(refused("PK\x03\x04 and so on"), "is compressed by zip"));
+    CHECK(refused("BZh is how bzip2 begins").empty());
+    CHECK(refused("PK").empty());
 }
 
 TEST_CASE("token ids outside the vocabulary are refused where they stand") {
@@ -140,6 +177,37 @@ TEST_CASE("samples follow the documents, overlap by their label, and start again
                          doctest::Contains("101 tokens are fewer"), Error);
     CHECK_THROWS_AS(data::SampleData({{folder / "s", 0.0}}, 10, 1, 200, false, 1), Error);
     CHECK_THROWS_AS(data::SampleData({}, 10, 1, 200, false, 1), Error);
+}
+
+TEST_CASE("samples know where their documents begin") {
+    const Folder folder;
+    std::vector<std::vector<std::uint16_t>> documents{{0, 1, 2}, {3}, {}, {4, 5, 6, 7, 8, 9, 10}, {11, 12}};
+    for (std::uint16_t token = 13; token < 41; ++token) documents.back().push_back(token);
+    write_dataset<std::uint16_t>(folder / "s", 8, documents);
+    data::SampleData data({{folder / "s", 1.0}}, 10, 2, 200, false, 1);
+    std::vector<std::int32_t> starts(11);
+    data.read_documents(0, starts);
+    CHECK(starts == std::vector<std::int32_t>{0, 0, 0, 3, 4, 4, 4, 4, 4, 4, 4});
+    data.read_documents(1, starts);
+    CHECK(starts == std::vector<std::int32_t>{0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
+    data.read_documents(2, starts);
+    CHECK(starts == std::vector<std::int32_t>(11, 0));
+    CHECK(data.document_lengths() == std::map<std::int64_t, double>{{1, 1.0}, {3, 1.0}, {7, 1.0}, {30, 1.0}});
+    // A longer sample of blocks in another order: each block that does not follow the one before is a document's start.
+    data::SampleData old({{folder / "s", 1.0}}, 5, 2, 200, true, 3), longer({{folder / "s", 1.0}}, 10, 2, 200, true, 3);
+    longer.start(1, old.position(1), true);
+    std::vector<std::int32_t> sample(11);
+    longer.read(1, sample);
+    longer.read_documents(1, starts);
+    CHECK(starts[5] == (sample[5] == sample[4] + 1 ? starts[4] : 5));
+    // Indexes whose documents are not in order are refused by name, once they are asked for.
+    std::string index = read_file(folder / "s.idx");
+    const std::int64_t late = 5;
+    std::memcpy(index.data() + 34 + 12 * documents.size() + 8, &late, sizeof late);
+    write_file(folder / "t.idx", index);
+    write_file(folder / "t.bin", read_file(folder / "s.bin"));
+    data::SampleData broken({{folder / "t", 1.0}}, 10, 2, 200, false, 1);
+    CHECK_THROWS_WITH_AS(broken.read_documents(0, starts), doctest::Contains("document 2 begins at sequence 2"), Error);
 }
 
 TEST_CASE("shuffling takes every sample once per pass, in another order each pass") {

@@ -4,6 +4,7 @@
 #include "engine/data/tokenize.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "tests/engine/data/made_tokenizer.hpp"
 #include "tests/support/folder.hpp"
 
 #include <doctest/doctest.h>
@@ -17,31 +18,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string utf8(int code) {
-    if (code < 128) return std::string(1, static_cast<char>(code));
-    return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
-}
-
-// Ids 0-255 are the characters of GPT-2's alphabet in the order of the bytes they stand for, so that a byte's id is the
-// byte; merges follow in order.
-Json made_by_hand() {
-    Json vocab = Json::object();
-    int shifted = 0;
-    for (int byte = 0; byte < 256; ++byte) {
-        const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-        vocab[utf8(printable ? byte : 256 + shifted++)] = byte;
-    }
-    vocab["he"] = 256, vocab["ll"] = 257, vocab["hell"] = 258, vocab["lo"] = 259, vocab[utf8(0x120) + "w"] = 260;
-    vocab["hello"] = 261; // no merge leads there
-    return {{"added_tokens", {{{"id", 262}, {"content", "<|end|>"}, {"special", true}}}},
-            {"normalizer", nullptr},
-            {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
-            {"model",
-             {{"type", "BPE"},
-              {"vocab", vocab},
-              {"merges", {"h e", "l l", Json::array({"he", "ll"}), "l o", utf8(0x120) + " w"}}}}};
-}
-
 std::string refusal(const Folder& folder, const Json& json) {
     write_file(folder / "tokenizer.json", json.dump());
     try {
@@ -51,13 +27,6 @@ std::string refusal(const Folder& folder, const Json& json) {
         return error.what();
     }
     return "";
-}
-
-bool no_icu() {
-    std::string why;
-    if (data::can_split(why)) return false;
-    MESSAGE("skipped: ", why);
-    return true;
 }
 
 } // namespace
@@ -71,7 +40,8 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     CHECK(encoder.vocabulary() == 263);
     const auto encode = [&encoder](const std::string& text) {
         std::vector<std::int32_t> ids;
-        encoder.encode(text, "text", ids);
+        data::BytePairEncoder::Known known;
+        CHECK(encoder.encode(text, text.size(), {"text", 0}, known, ids));
         return ids;
     };
     CHECK(encode("hello") == std::vector<std::int32_t>{258, 'o'});
@@ -85,7 +55,8 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     write_file(folder / "tokenizer.json", json.dump());
     data::BytePairEncoder whole(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
-    whole.encode("hello hello", "text", ids);
+    data::BytePairEncoder::Known known;
+    CHECK(whole.encode("hello hello", 11, {"text", 0}, known, ids));
     CHECK(ids == std::vector<std::int32_t>{261, ' ', 258, 'o'});
 }
 
@@ -130,16 +101,48 @@ TEST_CASE("tokenizer: what is not read is refused by its field") {
     CHECK(refusal(folder, changed("/pre_tokenizer",
                                   {{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "(a"}}}}))
               .find("pre_tokenizer") != std::string::npos);
+    CHECK(refusal(folder, changed("/added_tokens/0/id", -1)).find("added_tokens: <|end|> has the id -1") !=
+          std::string::npos);
+    CHECK(
+        refusal(folder, changed("/added_tokens/0/id", std::uint64_t{1} << 63)).find("has the id 9223372036854775808") !=
+        std::string::npos);
+    CHECK(refusal(folder, changed("/model/vocab/hello", 1 << 24)).find("model.vocab: hello has the id 16777216") !=
+          std::string::npos);
+    CHECK(refusal(folder, changed("/model/vocab/hello", 1.5)).find("model.vocab: hello has the id 1.5") !=
+          std::string::npos);
     Json missing = made_by_hand();
     missing["model"]["vocab"].erase("h");
     CHECK(refusal(folder, missing).find("byte 104") != std::string::npos);
     write_file(folder / "tokenizer.json", made_by_hand().dump());
     data::BytePairEncoder encoder(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
-    try {
-        encoder.encode("good \xff", "text.txt", ids);
-        FAIL("bytes that are no UTF-8 were taken");
-    } catch (const Error& error) {
-        CHECK(std::string(error.what()).find("text.txt: byte 5 ") == 0);
-    }
+    data::BytePairEncoder::Known known;
+    CHECK_THROWS_WITH_AS(encoder.encode("good \xff", 6, {"text.txt", 100}, known, ids),
+                         "text.txt: byte 105 is not UTF-8: convert the file", Error);
+}
+
+TEST_CASE("documents end with the tokenizer's end-of-document token where that is asked for") {
+    if (no_icu()) return;
+    const Folder folder;
+    Json json = made_by_hand();
+    write_file(folder / "tokenizer.json", json.dump());
+    write_file(folder / "text", std::string("hello"));
+    const auto tokenize = [&] {
+        return data::tokenize_words({folder / "text", folder / "text"}, folder / "tokenizer.json", folder / "out",
+                                    true);
+    };
+    CHECK_THROWS_WITH_AS(tokenize(), doctest::Contains("tokenizer_config.json"), Error);
+    write_file(folder / "tokenizer_config.json", std::string(R"({"eos_token": {"content": "<|end|>"}})"));
+    CHECK(tokenize().documents == 2);
+    const data::IndexedDataset dataset(folder / "out");
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(dataset.tokens()));
+    dataset.read(0, ids, 263);
+    CHECK(ids.back() == 262);
+    CHECK(ids[ids.size() / 2 - 1] == 262);
+    write_file(folder / "tokenizer_config.json", std::string(R"({"eos_token": "<|other|>"})"));
+    CHECK_THROWS_WITH_AS(tokenize(), doctest::Contains("eos_token"), Error);
+    std::filesystem::remove(folder / "tokenizer_config.json");
+    json["added_tokens"][0]["content"] = "<|endoftext|>";
+    write_file(folder / "tokenizer.json", json.dump());
+    CHECK(tokenize().tokens == dataset.tokens());
 }

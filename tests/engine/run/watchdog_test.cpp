@@ -16,10 +16,11 @@ namespace {
 
 // The watchdog's verdict within `seconds`, of ranks that stand as `standing` tells. A verdict that is expected gets a
 // minute: a busy machine may run the watchdog late.
-std::string verdict(int ranks, const std::function<run::Standing(int)>& standing, double seconds = 60.0) {
+std::string verdict(int ranks, const std::function<run::Standing(int)>& standing, double seconds = 60.0,
+                    double patience = 1.0) {
     std::promise<std::string> first;
     std::future<std::string> line = first.get_future();
-    run::Watchdog watchdog(ranks, 1.0, standing, [&first](const std::string& said) { first.set_value(said); });
+    run::Watchdog watchdog(ranks, patience, standing, [&first](const std::string& said) { first.set_value(said); });
     const auto enough = std::chrono::duration<double>(seconds);
     return line.wait_for(enough) == std::future_status::ready ? line.get() : "";
 }
@@ -43,6 +44,17 @@ TEST_CASE("watchdog: of a rank whose device waits for others, they are named") {
         return run::Standing{7, false, "rank 0: all_gather (layer -1, slot 0)", "rank 1, 3"};
     });
     CHECK(line.find("and it may wait for rank 1, 3; if its") != std::string::npos);
+}
+
+// In a call that looks at nothing a rank may wait for one that was killed: who died is to blame, and said long before
+// the patience with a hang is over.
+TEST_CASE("watchdog: where another rank has gone, the line says that, and calls nobody hanging") {
+    const auto standing = [](int) {
+        return run::Standing{7, false, "rank 0: all_gather (layer 3, slot 7)", "rank 1",
+                             "rank 1 has died: its connection is closed"};
+    };
+    CHECK(verdict(1, standing, 60.0, 1e6) ==
+          "rank 0: all_gather (layer 3, slot 7): rank 1 has died: its connection is closed");
 }
 
 TEST_CASE("watchdog: a rank that gets on or waits now and then is left alone") {

@@ -43,6 +43,14 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
 }
 
+TEST_CASE("cuda: documents that are masked are the CPU's, in a graph too") {
+    for (const char* model : {"qwen3", "deepseek3", "deepseek3-mtp", "gptoss", "llama"}) {
+        check_model(model, {{"documents", "mask"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"recompute", "core_attn"}, {"precision", "bf16"}}, 2e-2, true);
+    }
+}
+
 // No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {
@@ -184,22 +192,25 @@ TEST_CASE("cuda: the last step is recorded op by op") {
         trainer.step(made_up_tokens(61));
         trainer.step(made_up_tokens(61));
         CHECK_THROWS_WITH_AS(trainer.timeline(), doctest::Contains("no step has been recorded"), Error);
-        const double seconds = trainer.step(made_up_tokens(61)).seconds;
+        trainer.step(made_up_tokens(61));
         const program::Timeline timeline = trainer.timeline();
         CHECK(timeline.step_seconds > 0.0);
-        CHECK(timeline.step_seconds <= seconds); // without what its stamps cost
         REQUIRE(timeline.rows.size() == trainer.recorder(0).ops());
-        double busy = 0.0;
+        double busy = 0.0, end = 0.0;
         std::size_t timed = 0;
         for (std::size_t i = 0; i < timeline.rows.size(); ++i) {
             const program::TimelineRow& row = timeline.rows[i];
             if (i > 0) CHECK(row.start >= timeline.rows[i - 1].start);
-            CHECK(row.end <= seconds);
+            CHECK(row.end >= row.start);
+            CHECK(row.busy >= 0.0);
+            CHECK(row.busy <= row.end - row.start + 1e-9);
+            end = std::max(end, row.end);
             busy += row.busy;
             timed += row.busy > 0.0;
         }
         CHECK(timed > timeline.rows.size() / 2); // events resolve half a microsecond
-        CHECK(busy > 0.1 * seconds);
+        // All of one clock, the device's: a host's clock beside it, on a busy machine, holds nothing.
+        CHECK(busy > 0.1 * end);
     }
 }
 

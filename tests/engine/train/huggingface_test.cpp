@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 
@@ -193,6 +194,9 @@ TEST_CASE("tensors that are missing, misshapen, of another type or left over are
                        c["model.embed_tokens.weight"] = {{60, 32}, std::vector<float>(60 * 32, 0.0f)};
                    }),
                    "needs [61, 32]"));
+    for (const float wrong : {NAN, -INFINITY})
+        CHECK(mentions(load([&](Content& c) { c[up].second[3] = wrong; }),
+                       up + fmt::format(" holds {} at element 3 of the parameter", wrong)));
 
     Content more = good;
     more["model.layers.4.mlp.gate.weight"] = {{8, 32}, std::vector<float>(256, 0.0f)};

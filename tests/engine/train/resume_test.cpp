@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <functional>
+#include <utility>
 
 using namespace moe;
 
@@ -35,6 +36,36 @@ TEST_CASE("a resumed run that is the same says nothing") {
     silent.data.datasets[0].prefix = "moved/text";
     CHECK(train::check_resume("c", stored(), silent, {}).empty());
     CHECK(train::same_order(stored(), silent));
+}
+
+TEST_CASE("a field that is stated as its default is no change, and one that is not is one") {
+    const std::string qwen =
+        R"({"name":"m","architectures":["Qwen3MoeForCausalLM"],"hidden_size":64,"num_hidden_layers":2,)"
+        R"("num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"intermediate_size":128,)"
+        R"("moe_intermediate_size":32,"num_experts":8,"num_experts_per_tok":2,"vocab_size":256,"rope_theta":10000.0})";
+    const auto with = [&](const std::string& field) { return replaced(qwen, "\"hidden", field + ",\"hidden"); };
+    weights::RunState before = stored();
+    before.config = qwen;
+    train::ResumedRun now = same();
+    for (const char* field : {"\"tie_word_embeddings\":false", "\"rms_norm_eps\":1e-6", "\"hidden_act\":\"silu\"",
+                              "\"decoder_sparse_step\":1", "\"rope_scaling\":null"}) {
+        CAPTURE(field);
+        now.config = with(field);
+        CHECK(train::check_resume("c", before, now, {}).empty());
+        std::swap(before.config, now.config);
+        CHECK(train::check_resume("c", before, now, {}).empty());
+        std::swap(before.config, now.config);
+    }
+    now.config = replaced(qwen, "10000.0", "10000");
+    CHECK(train::check_resume("c", before, now, {}).empty());
+    for (const char* field : {"\"tie_word_embeddings\":true", "\"rms_norm_eps\":1e-5", "\"decoder_sparse_step\":2"}) {
+        CAPTURE(field);
+        now.config = with(field);
+        CHECK(mentions(message([&] { train::check_resume("c", before, now, {}); }), " was absent, this run has "));
+        std::swap(before.config, now.config);
+        CHECK(mentions(message([&] { train::check_resume("c", before, now, {}); }), ", this run has absent: "));
+        std::swap(before.config, now.config);
+    }
 }
 
 TEST_CASE("what changes the meaning of a run is refused by its field, and allowed by it") {

@@ -104,6 +104,30 @@ TEST_CASE("a run that ends at any point of a checkpoint, and the next one at any
         }
 }
 
+TEST_CASE("only the newest checkpoints stay, and a run that ends while an old one goes leaves no half of it") {
+    const Folder folder;
+    const std::string place = folder / "c";
+    for (int at = 0;; ++at) {
+        CAPTURE(at);
+        fs::remove_all(place);
+        for (const int step : {1, 2, 3, 10}) save(place, step, "-0", 10.0f * static_cast<float>(step));
+        const bool whole = survives(at, [&] { weights::keep_newest(place, 2); });
+        const std::vector<std::int64_t> steps = weights::checkpoint_steps(place);
+        CHECK(steps.size() == (whole ? 2 : static_cast<std::size_t>(3 - at)));
+        CHECK(steps[0] == 10);
+        CHECK(steps[1] == 3);
+        std::int64_t step = 0;
+        CHECK(newest_weight(place, step) == 100.0f);
+        weights::keep_newest(place, 5);
+        CHECK(weights::checkpoint_steps(place) == steps);
+        save(place, 11, "-1", 110.0f);
+        for (const auto& entry : fs::directory_iterator(place))
+            CHECK_FALSE(mentions(entry.path().filename().string(), "partial"));
+        if (whole) break;
+        REQUIRE(at < 10);
+    }
+}
+
 TEST_CASE("one run has a folder; the lock of one that is gone is free at once") {
     const Folder folder;
     {
@@ -158,4 +182,12 @@ TEST_CASE("a folder that cannot be written is named before the first step") {
     CHECK_THROWS_WITH_AS(weights::test_write(folder / "c", "-x"), doctest::Contains("write-test-x"), Error);
     weights::test_write(folder / "c", "-y");
     CHECK_FALSE(fs::exists(folder / "c/write-test-y"));
+}
+
+TEST_CASE("a checkpoint that cannot have room is named before the first step") {
+    const Folder folder;
+    weights::require_room(folder.path.string(), 1.0);
+    weights::require_room("/proc", 1e18); // says nothing of room
+    CHECK_THROWS_WITH_AS(weights::require_room(folder.path.string(), 1e18),
+                         doctest::Contains("a checkpoint takes 1e+09 GB, but "), Error);
 }

@@ -160,7 +160,7 @@ TEST_CASE("tied embeddings over several stages: a bucket of its own, counted onc
     plan.pp = 2;
     plan.gpus *= 2;
     REQUIRE(emit::table_holders(plan) == std::vector<int>{0, 1});
-    const std::int64_t table = model->padded_vocab(plan.tp) / plan.tp * model->hidden;
+    const std::int64_t table = plan.padded_vocab() / plan.tp * model->hidden;
     std::vector<std::int64_t> sizes;
     for (const int rank : {0, 1}) {
         const program::Program program = lower::lower(plan, rank);

@@ -1,4 +1,5 @@
 // The capabilities of each stack.
+#include "planner/model/model.hpp"
 #include "planner/plan/stack_traits.hpp"
 
 #include <doctest/doctest.h>
@@ -32,4 +33,20 @@ TEST_CASE("features behind a stack's name leave a published stack what it is") {
     CHECK(plan::stack_traits("bridge-26.08,no-fused_router").engine == plan::StackEngine::megatron);
     CHECK(plan::stack_traits("torchtitan,no-fused_router").engine == plan::StackEngine::other);
     CHECK(plan::stack_traits("somebody's").engine == plan::StackEngine::megatron);
+}
+
+TEST_CASE("our stack fills each rank's vocabulary up to 128 rows beyond what the model asks") {
+    plan::Plan plan;
+    model::Model model;
+    model.vocab = 32000, model.vocab_divisor = 1187;
+    plan.model = std::make_shared<const model::Model>(model);
+    plan.stack = "bridge-26.08";
+    CHECK(plan.padded_vocab() == 27 * 1187);
+    plan.stack = "moe-plan";
+    CHECK(plan.padded_vocab() == 251 * 128);
+    plan.tp = 4;
+    CHECK(plan.padded_vocab() == 65 * 128 * 4); // 7 * 1187 * 4 = 33,236 asked
+    model.vocab_divisor = 128;
+    plan.model = std::make_shared<const model::Model>(model);
+    CHECK(plan.padded_vocab() == model.padded_vocab(4));
 }

@@ -39,8 +39,9 @@ TEST_CASE("completion: every verb and option stands in the script of every shell
         const Outcome script = folder.run("moe-plan completion " + shell);
         REQUIRE(script.status == 0);
         folder.write("moe-plan." + shell, script.out);
-        for (const char* verb : {"search", "replay", "explain", "execute", "compare", "calibrate", "validate",
-                                 "tokenize", "export", "launch", "show", "completion", "man"}) {
+        for (const char* verb :
+             {"search", "replay", "explain", "execute", "evaluate", "generate", "compare", "calibrate", "validate",
+              "tokenize", "export", "launch", "show", "completion", "man"}) {
             CHECK(holds(help, std::string("\n  ") + verb + " "));
             CHECK_MESSAGE(holds(script.out, verb), shell, verb);
         }

@@ -96,8 +96,9 @@ TEST_CASE("command line: what does not parse") {
     check_line(folder.run("moe-plan replay"), 2, "PLAN");
     CHECK(folder.run("moe-plan --help").status == 0);
     CHECK(folder.run("moe-plan --version").out.rfind("moe-plan ", 0) == 0);
-    for (const std::string verb : {"search", "replay", "explain", "execute", "compare", "calibrate", "validate",
-                                   "tokenize", "export", "launch", "show", "completion", "man"}) {
+    for (const std::string verb :
+         {"search", "replay", "explain", "execute", "evaluate", "generate", "compare", "calibrate", "validate",
+          "tokenize", "export", "launch", "show", "completion", "man"}) {
         const moe::test::Outcome help = folder.run("moe-plan " + verb + " --help");
         CHECK(help.status == 0);
         CHECK(help.out.find("Example:\n  moe-plan " + verb) != std::string::npos);

@@ -80,6 +80,12 @@ wait
 )");
     check_losses(folder, "MASTER_PORT=" + port() + " ./job.sh");
     CHECK(folder.read("words").find("-n 8 --map-by ppr:8:node") == 0);
+    CHECK(folder.read("words").find(" -x MOE_PLAN_JOB_TOKEN ") != std::string::npos);
+    // Every start draws a token of its own.
+    stand_in(folder, "mpirun", "echo \"$MOE_PLAN_JOB_TOKEN\"\n");
+    const std::string tokens = folder.run("export PATH=\"$PWD/bin:$PATH\"; ./job.sh && ./job.sh").out;
+    REQUIRE(tokens.size() == 2 * 65);
+    CHECK(tokens.substr(0, 64) != tokens.substr(65, 64));
 }
 
 TEST_CASE("launch --k8s: a pod per node runs that node's ranks") {
@@ -87,7 +93,8 @@ TEST_CASE("launch --k8s: a pod per node runs that node's ranks") {
     set_up(folder);
     const Outcome text = folder.run("moe-plan launch plan.json --k8s --gpus-per-node 4 --image here/moe:1" + arguments);
     REQUIRE(text.status == 0);
-    for (const char* line : {"  completions: 2\n", "          image: here/moe:1\n", "  completionMode: Indexed\n"})
+    for (const char* line : {"  completions: 2\n", "          image: here/moe:1\n", "  completionMode: Indexed\n",
+                             "            - name: MOE_PLAN_JOB_TOKEN\n"})
         CHECK(text.out.find(line) != std::string::npos);
     // The script and the plan as they stand in the manifest, without their indentation.
     folder.write("job.yaml", text.out);

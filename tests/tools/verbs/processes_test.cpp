@@ -56,18 +56,21 @@ const std::string when_under_way = "for i in $(seq 600); do grep -q 'step 2/' er
 TEST_CASE("processes take the steps that threads take, under the variables of every launcher") {
     const Folder folder;
     set_up(folder);
-    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json"));
+    const std::string how = "--steps 3 --valid-data text --eval-interval 2 --eval-batches 2 --json ";
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 " + how));
     const std::pair<const char*, const char*> launchers[] = {
         {"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
     for (const auto& [rank, world] : launchers) {
         CAPTURE(rank);
-        folder.run(start(rank, world, "--steps 3 --json --run-dir run"));
+        folder.run(start(rank, world, how + "--run-dir run"));
         CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
         const Json processes = Json::parse(folder.read("out.0"));
         for (int i = 0; i < 3; ++i) {
             CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
             CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+            CHECK(processes["steps"][i]["routers"] == threads["steps"][i]["routers"]);
         }
+        CHECK(processes["evaluations"] == threads["evaluations"]);
         for (int r = 1; r < 8; ++r)
             CHECK((folder.read("out." + std::to_string(r)) + folder.read("err." + std::to_string(r))).empty());
     }
@@ -119,9 +122,16 @@ TEST_CASE("processes on two hosts take the steps that threads take") {
     }
     set_up(folder);
     const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    // The address can be reached from elsewhere, and no token was drawn.
+    check_line(folder.run("ip netns exec " + a +
+                          " env RANK=0 WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 \"$(command -v moe-plan)\" "
+                          "execute plan.json --data text"),
+               2, "MASTER_ADDR = 10.77.0.1: other machines can reach it, and the job has no token");
     // Half of the ranks on each.
     folder.run(
-        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" + a + "; if [ $r -ge 4 ]; then host=" + b +
+        "export MOE_PLAN_JOB_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n'); "
+        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" +
+        a + "; if [ $r -ge 4 ]; then host=" + b +
         "; fi; ip netns exec $host env RANK=$r WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 MASTER_PORT=" + port() +
         " \"$(command -v moe-plan)\" execute plan.json --data text --lr 0.01 --steps 2 --json"
         " > out.$r 2> err.$r & echo $! >> pids; done; for p in $(cat pids); do wait $p; echo $?; done > statuses");
@@ -247,4 +257,8 @@ TEST_CASE("processes that do not fit the plan are refused") {
     check_line(folder.run("env RANK=1 WORLD_SIZE=4 moe-plan execute plan.json --data text"), 2,
                "has 8 ranks, but 4 processes were started");
     check_line(folder.run("env RANK=9 WORLD_SIZE=8 moe-plan execute plan.json --data text"), 2, "RANK = 9");
+    check_line(folder.run("env RANK=1 WORLD_SIZE=8 MOE_PLAN_JOB_TOKEN=short moe-plan execute plan.json --data text"), 2,
+               "MOE_PLAN_JOB_TOKEN: has 5 characters, fewer than 16");
+    check_line(folder.run("env RANK=0 WORLD_SIZE=8 moe-plan execute plan.json --data text --listen 0.0.0.0"), 2,
+               "--listen = 0.0.0.0: other machines can reach it");
 }

@@ -2,7 +2,7 @@
 """Ids of `moe-plan tokenize` against Hugging Face's `tokenizers`, for the pre-tokenizers of the models that train here.
 
 compare.py MOE_PLAN [CASE..]: trains a small byte-level BPE per case on made-up text of many scripts, writes its
-tokenizer.json and compares the ids of a text full of corner cases. Exits 77 (skipped) without the package."""
+tokenizer.json and compares the ids of a text full of corner cases, long enough for several blocks. Exits 77 (skipped) without the package."""
 import os
 import random
 import struct
@@ -85,6 +85,7 @@ def ids_of(prefix):
 def run_case(moe_plan, case, work):
     theirs = tokenizer(case)
     text = made_up(99, 6000) + "a" * 3000 + " " * 500
+    text *= 1 + (3 << 20) // len(text.encode())
     file, vocab, prefix = (os.path.join(work, name) for name in ("text.txt", "tokenizer.json", "out"))
     theirs.save(vocab)
     with open(file, "w", encoding="utf-8", newline="") as out:

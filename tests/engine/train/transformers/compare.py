@@ -5,7 +5,9 @@ Usage: compare.py HF_STEP [CASE ...]     (HF_STEP: the hf_step executable of the
 
 Each case makes a model of the transformers class with random weights (norms and biases included), saves it, runs a
 forward and backward pass on fixed tokens in FP32, and lets hf_step run the same step under one rank and under a plan
-that splits it. Tolerances: 1e-5 relative for the loss, 1e-4 for |difference| / |gradient| of every parameter.
+that splits it. Tolerances: 1e-5 relative for the loss, 1e-4 for |difference| / |gradient| of every parameter. The same
+holds for the loss that an evaluation finds, and the tokens that cached decoding goes on with are the likeliest ones of
+transformers' whole forwards.
 """
 
 import json
@@ -30,6 +32,7 @@ os.environ.setdefault("MOE_PLAN_PROFILES", os.path.abspath(os.path.join(os.path.
 
 SEQ, BATCH, VOCAB = 48, 8, 199
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
+PROMPT, NEAR_TIE = 16, 1e-4  # tokens of the prompt; logits nearer than this may be chosen either way
 
 COMMON = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, intermediate_size=96,
               initializer_range=0.08, max_position_embeddings=256, attention_dropout=0.0, tie_word_embeddings=False,
@@ -215,7 +218,20 @@ def reference(model, ids):
                 gate, up = (part[::2], part[1::2]) if transposed else part.chunk(2, dim=0)
                 gradients[f"{fused[1]}.{expert}.gate_proj.{leaf}"] = gate
                 gradients[f"{fused[1]}.{expert}.up_proj.{leaf}"] = up
-    return loss.item(), gradients
+    return loss.item(), gradients, ids[:PROMPT]
+
+
+def goes_on_with(model, prompt, tokens):
+    """What is wrong with the tokens, or "": each shall be the likeliest behind those before it."""
+    layers = model.model.layers
+    if getattr(model.config, "num_nextn_predict_layers", 0) > 0:
+        model.model.layers = layers[:-1]  # Multi-token prediction takes no part.
+    with torch.no_grad():
+        logits = model(input_ids=torch.cat([prompt, tokens])[None], use_cache=False).logits[0, len(prompt) - 1:-1]
+    model.model.layers = layers
+    behind = logits.max(dim=-1).values - logits.gather(1, tokens[:, None])[:, 0]
+    wrong = (behind > NEAR_TIE * logits.abs().max()).nonzero()
+    return f"token {wrong[0].item()} of the text is {behind[wrong[0]].item():.1e} below the likeliest" if len(wrong) else ""
 
 
 def plain_name(name):
@@ -234,13 +250,13 @@ def run_step(hf_step, folder, prefix, out, fields):
     if done.stderr.strip():
         raise RuntimeError(f"unexpected message: {done.stderr.strip()}")
     result = {plain_name(name): tensor for name, tensor in load_file(out).items()}
-    return result.pop("loss").item(), result
+    return result.pop("loss").item(), result.pop("evaluated").item(), result.pop("greedy").long(), result
 
 
-def compare(label, ours, theirs):
+def compare(label, ours, theirs, model):
     """Names what disagrees; returns whether all is well."""
-    loss, gradients = ours
-    expected_loss, expected = theirs
+    loss, evaluated, greedy, gradients = ours
+    expected_loss, expected, prompt = theirs
     loss_error = abs(loss - expected_loss) / abs(expected_loss)
     worst, worst_name = 0.0, ""
     problems = []
@@ -261,6 +277,10 @@ def compare(label, ours, theirs):
             problems.append(f"{name} is not a parameter of transformers")
     if not loss_error <= LOSS_TOLERANCE:
         problems.append(f"loss {loss} against {expected_loss}")
+    if not abs(evaluated - expected_loss) / abs(expected_loss) <= LOSS_TOLERANCE:
+        problems.append(f"evaluated loss {evaluated} against {expected_loss}")
+    if text := goes_on_with(model, prompt, greedy):
+        problems.append(text)
     print(f"  {label:28} loss {loss:.6f} ({loss_error:.1e}), worst gradient {worst:.1e} {worst_name}")
     for problem in problems[:12]:
         print(f"    WRONG {problem}")
@@ -300,7 +320,7 @@ def run_case(hf_step, name, work):
     for label, folder, plan in (("one rank", whole, []), ("shards, " + " ".join(split), sharded, split),
                                 ("fused experts, one rank", fused, [])):
         try:
-            good &= compare(label, run_step(hf_step, folder, prefix, out, plan), theirs)
+            good &= compare(label, run_step(hf_step, folder, prefix, out, plan), theirs, model)
         except RuntimeError as error:
             print(f"    WRONG {label}: {error}")
             good = False
