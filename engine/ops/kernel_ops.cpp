@@ -140,7 +140,7 @@ void attention(const OpContext& c) {
 }
 
 void attention_cached(const OpContext& c) {
-    c.kernels.attention_cached(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), ints(c, 3), src(c, 4), dst(c, 0),
+    c.kernels.attention_cached(attention_shape(c, 5), src(c, 0), src(c, 1), src(c, 2), ints(c, 3), src(c, 4), dst(c, 0),
                                dst(c, 1), dst(c, 2), c.stream);
 }
 
