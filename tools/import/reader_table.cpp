@@ -62,6 +62,22 @@ std::map<std::string, std::string> facts_of(const Members& members) {
     return facts;
 }
 
+// "default_sources": {file and release: [patterns of settings' names]}; each default has one.
+void check_sources(const ReaderTable& table, const Members& members) {
+    std::map<std::string, int> sources;
+    for (const auto& [source, patterns] : members.object("default_sources").items())
+        for (const Json& pattern : patterns.is_array() ? patterns : Json::array({patterns})) {
+            if (!pattern.is_string())
+                refuse("{}: default_sources: {}: must be a list of texts", members.place(), source);
+            for (const auto& [name, values] : table.defaults)
+                sources[name] += matches_pattern(name, pattern.get<std::string>()) ? 1 : 0;
+        }
+    for (const auto& [name, values] : table.defaults)
+        if (sources[name] != 1)
+            refuse("{}: default_sources: {} sources for the default of {}: name one", members.place(), sources[name],
+                   name);
+}
+
 void read_defaults(ReaderTable& table, const Members& members) {
     for (const auto& [name, value] : members.object("defaults").items()) {
         std::vector<std::string>& values = table.defaults[name];
@@ -73,6 +89,7 @@ void read_defaults(ReaderTable& table, const Members& members) {
                 refuse("{}: defaults: {}: unknown word {}", members.place(), name, shown(text));
         }
     }
+    check_sources(table, members);
 }
 
 void read_asked_with(ReaderTable& table, const Members& members) {
