@@ -38,7 +38,7 @@ RecipeSearch search_recipe(published::RunPlanner& planner, const published::Run&
         const auto& [best, estimate] = found.plans.front();
         result.best_seconds = estimate.step_seconds;
         for (const plan::FieldChange& change : plan::differences(recipe, best))
-            result.differs_in.push_back(fmt::format("{} {}", change.field, change.to));
+            result.differs_in.push_back(change.field);
     } catch (const Error& error) {
         result.refused = error.what();
     }

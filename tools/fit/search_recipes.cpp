@@ -18,11 +18,11 @@ namespace {
 void print(const std::vector<RecipeSearch>& rows) {
     double sum = 0.0;
     std::size_t compared = 0, beaten = 0;
-    fmt::print("| run | recipe, s | best plan, s | ratio | the best plan has |\n|---|---|---|---|---|\n");
+    fmt::print("| run | recipe, s | best plan, s | ratio | the best plan differs in |\n|---|---|---|---|---|\n");
     for (const RecipeSearch& row : rows) {
         if (!row.refused.empty() || !row.fits()) continue;
         fmt::print("| {} | {:.4g} | {:.4g} | {:.3f} | {} |\n", row.run_id, row.recipe_seconds, row.best_seconds,
-                   row.ratio(), fmt::join(row.differs_in, ", "));
+                   row.ratio(), fmt::join(row.differs_in, " "));
         sum += std::log(row.ratio());
         ++compared;
         beaten += row.beaten() ? 1 : 0;

@@ -123,14 +123,19 @@ private:
             outside_.push_back({"layout", own, listed(cuts, [](const std::string& cut) { return cut; })});
     }
 
-    // The root that has most of the plan's choices says which of them are outside.
+    // The root that has most of the plan's choices says which of them are outside. Roots with a capacity have variants
+    // without.
     void choices() {
         std::vector<const char*> fewest(std::begin(root_fields), std::end(root_fields));
         const plan::Plan* nearest = nullptr;
         for (const plan::Plan& root : space_.roots(plan_.tp, plan_.cp, plan_.ep, plan_.etp, plan_.pp)) {
             std::vector<const char*> differ;
-            for (const char* field : root_fields)
-                if (plan::field_text(root, field) != plan::field_text(plan_, field)) differ.push_back(field);
+            const bool routed = root.capacity > 0.0 && plan_.capacity == 0.0;
+            for (const char* field : root_fields) {
+                const std::string name = field;
+                if (routed && (name == "capacity" || name == "paged_stash")) continue;
+                if (plan::field_text(root, name) != plan::field_text(plan_, name)) differ.push_back(field);
+            }
             if (nearest != nullptr && differ.size() >= fewest.size()) continue;
             fewest = differ;
             nearest = &root;
