@@ -114,6 +114,10 @@ struct MlaRopeShape {
 // above p - window. `merge`: more keys of queries whose result over others exists: o and lse are carried on, and dq is
 // added to (the online softmax of Milakov & Gimelshein, arXiv:1805.02867).
 //
+// `document_start[batch * seq_q]`, where it is given: a query sees keys at positions from its own row's on alone, where
+// the document begins that it is of. Positions are those of the whole sequence if it is spread, else of the keys. Along
+// a sequence they never fall. Causal attention only.
+//
 // `deterministic`: the gradients have the same bits every time; where it is not set a library may add dq up in any
 // order.
 struct AttentionShape {
@@ -126,6 +130,7 @@ struct AttentionShape {
     bool causal = true;
     bool spread = false, merge = false, deterministic = false;
     std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // positions of a spread sequence's two runs, increasing
+    const std::int32_t* document_start = nullptr;
 };
 
 // Columns [from, from + cols) of rows that are x_stride long go to (are added to: accumulate) columns [to, to + cols)
@@ -238,6 +243,7 @@ struct FitShape {
 struct LossShape {
     std::int64_t rows = 0, vocab_local = 0, vocab = 0, first = 0;
     double scale = 1.0;
+    const float* share = nullptr; // [share[1]] multiplies every scale
 };
 
 // hyper[8]: lr, beta1, beta2, eps, weight decay, clip, 1 - beta1^t, 1 - beta2^t.

@@ -164,4 +164,52 @@ void IndexedDataset::read(std::int64_t first, std::span<std::int32_t> out, std::
     }
 }
 
+void IndexedDataset::index_documents() {
+    const auto sequences = static_cast<std::int64_t>(load<std::uint64_t>(index_, 18));
+    const std::size_t lengths_at = header_bytes, documents_at = header_bytes + 12 * static_cast<std::size_t>(sequences);
+    constexpr std::int64_t at_once = 1 << 16;
+    std::vector<std::int64_t> begins(static_cast<std::size_t>(std::min(at_once, documents_)));
+    std::vector<std::int32_t> lengths(static_cast<std::size_t>(std::min(at_once, sequences)));
+    std::vector<std::int64_t> firsts;
+    firsts.reserve(static_cast<std::size_t>(documents_));
+    std::int64_t sequence = 0, first = 0; // first token of that sequence
+    const auto walk_to = [&](std::int64_t begin) {
+        for (; sequence < begin; ++sequence) {
+            const std::int64_t at = sequence % at_once, count = std::min(at_once, sequences - sequence);
+            if (at == 0)
+                index_.read(lengths_at + 4 * static_cast<std::size_t>(sequence),
+                            {reinterpret_cast<char*>(lengths.data()), 4 * static_cast<std::size_t>(count)});
+            first += lengths[static_cast<std::size_t>(at)];
+        }
+    };
+    for (std::int64_t d = 0; d < documents_; ++d) {
+        const std::int64_t at = d % at_once, count = std::min(at_once, documents_ - d);
+        if (at == 0)
+            index_.read(documents_at + 8 * static_cast<std::size_t>(d),
+                        {reinterpret_cast<char*>(begins.data()), 8 * static_cast<std::size_t>(count)});
+        const std::int64_t begin = begins[static_cast<std::size_t>(at)];
+        if (begin < sequence || begin > sequences)
+            refuse("{}: document {} begins at sequence {}, behind one at {} of {}: the documents are not in order",
+                   index_.path(), d, begin, sequence, sequences);
+        walk_to(begin);
+        firsts.push_back(first);
+    }
+    if (firsts.front() != 0) refuse("{}: {} tokens stand before the first document", index_.path(), firsts.front());
+    first_of_document_ = std::move(firsts);
+}
+
+const std::vector<std::int64_t>& IndexedDataset::first_of_document() {
+    if (first_of_document_.empty()) index_documents();
+    return first_of_document_;
+}
+
+void IndexedDataset::read_documents(std::int64_t first, std::span<std::int64_t> out) {
+    const std::vector<std::int64_t>& firsts = first_of_document();
+    auto next = std::upper_bound(firsts.begin(), firsts.end(), first);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        while (next != firsts.end() && *next <= first + static_cast<std::int64_t>(i)) ++next;
+        out[i] = *(next - 1);
+    }
+}
+
 } // namespace moe::data

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,8 +30,13 @@ public:
     // Tokens [first, first + out.size()) of the concatenated documents. Throws Error (bad_input) for an id that is
     // negative or not below `vocab`, and where the .bin has been cut off since it was opened.
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const;
+    // First token of the document that each of the tokens [first, first + out.size()) is of. The first call reads where
+    // all documents begin; it throws Error (bad_input) where they are not in order.
+    void read_documents(std::int64_t first, std::span<std::int64_t> out);
+    const std::vector<std::int64_t>& first_of_document(); // first token of each document; as above
 
 private:
+    void index_documents();
     void read_index(std::size_t sequences);
     // Tokens that lie one behind the other in the .bin, from this byte on; `first` counts in messages.
     void read_run(std::int64_t byte, std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const;
@@ -43,6 +49,7 @@ private:
     // Empty where sequences lie back to back in the .bin, which is the rule; else the first token of each sequence and
     // its byte in the .bin, and the end of the last.
     std::vector<std::int64_t> first_token_, first_byte_;
+    std::vector<std::int64_t> first_of_document_; // empty until it is asked for
 };
 
 struct BlendEntry {
@@ -65,6 +72,11 @@ public:
     const IndexedDataset& dataset(std::size_t i) const { return *entries_[i].data; }
     // Writes seq + 1 tokens of sample `sample` of the blend; samples are numbered from 0 over the whole run.
     void read(std::int64_t sample, std::span<std::int32_t> out);
+    // Writes where the document of each of those tokens begins in the sample. Blocks that are no neighbours in the data
+    // are of different documents.
+    void read_documents(std::int64_t sample, std::span<std::int32_t> starts);
+    // Documents by their tokens, each dataset's as often as the blend draws its tokens; empty ones left out.
+    std::map<std::int64_t, double> document_lengths();
     // Where every dataset stands when sample `sample` is the next.
     DataPosition position(std::int64_t sample);
     // Makes `sample` the next behind that position. A dataset that was there goes on where it stood, in blocks as long
@@ -84,6 +96,9 @@ private:
     DatasetPosition behind(const Entry& entry, std::int64_t taken) const;
     void walk_to(std::int64_t sample);
     std::size_t next_entry() const;
+    // Calls run(dataset, first token, offset in the sample, tokens) for the sample's pieces of seq tokens in all.
+    template <class Run>
+    void for_each_piece(std::int64_t sample, Run run);
 
     std::vector<Entry> entries_;
     std::int64_t seq_, global_batch_, vocab_;

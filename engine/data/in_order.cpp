@@ -20,4 +20,11 @@ void InOrder::read(std::int64_t sample, std::span<std::int32_t> out) const {
     std::fill(out.begin() + static_cast<std::ptrdiff_t>(here), out.end(), -1);
 }
 
+void InOrder::read_documents(std::int64_t sample, std::span<std::int32_t> starts) {
+    std::vector<std::int64_t> firsts(starts.size());
+    data_.read_documents(sample * seq_, firsts);
+    for (std::size_t i = 0; i < starts.size(); ++i)
+        starts[i] = static_cast<std::int32_t>(std::max<std::int64_t>(0, firsts[i] - sample * seq_));
+}
+
 } // namespace moe::data

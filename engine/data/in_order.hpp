@@ -20,6 +20,8 @@ public:
     std::int64_t samples() const { return (data_.tokens() - 1 + seq_ - 1) / seq_; }
     // Writes seq + 1 tokens of a sample below samples(), -1 behind the dataset's last.
     void read(std::int64_t sample, std::span<std::int32_t> out) const;
+    // Writes where the document of each of those tokens begins in the sample.
+    void read_documents(std::int64_t sample, std::span<std::int32_t> starts);
 
 private:
     IndexedDataset data_;

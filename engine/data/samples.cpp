@@ -152,9 +152,8 @@ void SampleData::start(std::int64_t sample, const DataPosition& position, bool s
     walk_to(sample);
 }
 
-void SampleData::read(std::int64_t sample, std::span<std::int32_t> out) {
-    if (static_cast<std::int64_t>(out.size()) != seq_ + 1)
-        fail("a sample has {} tokens, {} were asked for", seq_ + 1, out.size());
+template <class Run>
+void SampleData::for_each_piece(std::int64_t sample, Run run) {
     walk_to(sample);
     const std::size_t from = next_entry();
     const Entry& entry = entries_[from];
@@ -165,10 +164,47 @@ void SampleData::read(std::int64_t sample, std::span<std::int32_t> out) {
         const std::int64_t at = p.consumed + done, blocks = (p.tokens - 1) / p.block;
         const std::int64_t block = shuffle_ ? permuted(at / p.block, blocks, key) : at / p.block;
         const std::int64_t count = std::min(p.block - at % p.block, seq_ - done);
-        entry.data->read(block * p.block + at % p.block,
-                         out.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count) + 1), vocab_);
+        run(*entry.data, block * p.block + at % p.block, done, count);
         done += count;
     }
+}
+
+void SampleData::read(std::int64_t sample, std::span<std::int32_t> out) {
+    if (static_cast<std::int64_t>(out.size()) != seq_ + 1)
+        fail("a sample has {} tokens, {} were asked for", seq_ + 1, out.size());
+    for_each_piece(sample, [&](const IndexedDataset& data, std::int64_t first, std::int64_t at, std::int64_t count) {
+        data.read(first, out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count) + 1), vocab_);
+    });
+}
+
+void SampleData::read_documents(std::int64_t sample, std::span<std::int32_t> starts) {
+    if (static_cast<std::int64_t>(starts.size()) != seq_ + 1)
+        fail("a sample has {} tokens, the documents of {} were asked for", seq_ + 1, starts.size());
+    std::vector<std::int64_t> firsts;
+    // Neighbouring pieces go on: they begin at `from` in the dataset, at `begin` in the sample.
+    std::int64_t from = 0, begin = 0, expected = -1;
+    for_each_piece(sample, [&](IndexedDataset& data, std::int64_t first, std::int64_t at, std::int64_t count) {
+        if (first != expected) from = first, begin = at;
+        expected = first + count;
+        firsts.resize(static_cast<std::size_t>(count) + 1); // With the label behind the piece.
+        data.read_documents(first, firsts);
+        for (std::size_t i = 0; i < firsts.size(); ++i)
+            starts[static_cast<std::size_t>(at) + i] =
+                static_cast<std::int32_t>(begin + std::max<std::int64_t>(0, firsts[i] - from));
+    });
+}
+
+std::map<std::int64_t, double> SampleData::document_lengths() {
+    std::map<std::int64_t, double> lengths;
+    for (const Entry& entry : entries_) {
+        const std::vector<std::int64_t>& firsts = entry.data->first_of_document();
+        const double weight = entry.share * static_cast<double>(tokens()) / static_cast<double>(entry.data->tokens());
+        for (std::size_t d = 0; d < firsts.size(); ++d) {
+            const std::int64_t end = d + 1 < firsts.size() ? firsts[d + 1] : entry.data->tokens();
+            if (end > firsts[d]) lengths[end - firsts[d]] += weight;
+        }
+    }
+    return lengths;
 }
 
 double SampleData::unigram_entropy(std::int64_t most_tokens) const {

@@ -6,12 +6,18 @@
 #include "engine/data/blocks.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
+#include "planner/base/names.hpp"
 #include "planner/base/parallel.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -130,13 +136,47 @@ TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::
     });
 }
 
+namespace {
+
+// What published models end documents with: GPT-2, GPT-OSS and Qwen; Llama 3; DeepSeek; Mixtral and Llama 2.
+constexpr const char* known_ends[] = {"<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+                                      "</s>"};
+
+std::int32_t end_of_document(const BytePairEncoder& encoder, const std::string& tokenizer) {
+    const std::filesystem::path config = std::filesystem::path(tokenizer).parent_path() / "tokenizer_config.json";
+    if (std::filesystem::is_regular_file(config)) {
+        const auto json = load_json<nlohmann::json>(config.string());
+        auto token = json.is_object() ? json.value("eos_token", nlohmann::json()) : nlohmann::json();
+        if (token.is_object()) token = token.value("content", nlohmann::json());
+        if (!token.is_string()) refuse("{}: eos_token: must be the text of the end-of-document token", config.string());
+        const std::string text = token.get<std::string>();
+        if (const auto id = encoder.added_token(text)) return *id;
+        refuse("{}: eos_token {} is no added token of {}", config.string(), shown(text), tokenizer);
+    }
+    std::vector<std::string> texts;
+    std::int32_t id = 0;
+    for (const char* text : known_ends)
+        if (const auto one = encoder.added_token(text)) {
+            texts.emplace_back(text);
+            id = *one;
+        }
+    if (texts.size() == 1) return id;
+    refuse("{}: {} can end a document: put the model's tokenizer_config.json beside it, which says its eos_token",
+           tokenizer, texts.empty() ? "no added token that is known" : fmt::format("{}", fmt::join(texts, " and ")));
+}
+
+} // namespace
+
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
-                              const std::string& prefix, int threads) {
+                              const std::string& prefix, bool append_eod, int threads) {
     const BytePairEncoder encoder(tokenizer);
     const bool wide = encoder.vocabulary() > std::numeric_limits<std::uint16_t>::max() + 1;
+    std::optional<std::int32_t> end;
+    if (append_eod) end = end_of_document(encoder, tokenizer);
     BlockEncoder blocks(encoder, thread_count(threads));
     return tokenize(files, prefix, wide, [&](engine::SourceFile& file, std::string text, const Take& take) {
         blocks.encode(file, std::move(text), take);
+        if (end) take({*end});
     });
 }
 

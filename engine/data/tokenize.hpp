@@ -19,8 +19,10 @@ TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::
 // Tokenizes with the vocabulary of a Hugging Face tokenizer.json (BytePairEncoder says which), in 16-bit elements where
 // they hold all ids, else 32-bit ones. Special tokens are not added; those that stand in the text become one id. Blocks
 // of a text go to `threads` threads (0: one for each core); the ids are those of the text in one piece. Throws Error
-// (bad_input) as well where a text has no place to cut it within 4 MiB.
+// (bad_input) as well where a text has no place to cut it within 4 MiB. append_eod: every document ends with the
+// end-of-document token. It is the eos_token of the tokenizer_config.json beside the tokenizer; without that file the
+// one token among the added ones that models use for it. Throws Error (bad_input) where there is none, or several.
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
-                              const std::string& prefix, int threads = 0);
+                              const std::string& prefix, bool append_eod = false, int threads = 0);
 
 } // namespace moe::data

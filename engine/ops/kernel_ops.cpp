@@ -112,13 +112,15 @@ void mla_rope_grad(const OpContext& c) {
                             c.stream);
 }
 
-AttentionShape attention_shape(const OpContext& c) {
+// Where documents begin lies behind `operands` others.
+AttentionShape attention_shape(const OpContext& c, std::size_t operands) {
     const program::AttentionAttr& a = std::get<program::AttentionAttr>(c.op.attr);
     AttentionShape s{a.batch,    a.seq_q,    a.seq_k,    a.heads,    a.kv_heads, a.qk_dim, a.v_dim, a.q_stride,
                      a.k_stride, a.v_stride, a.q_offset, a.k_offset, a.v_offset, a.window, a.scale, a.causal};
     s.spread = a.ring > 1;
     s.merge = a.merge;
     s.deterministic = a.deterministic;
+    s.document_start = ints(c, operands);
     for (const int run : {0, 1}) {
         s.q_start[run] = plan::run_start(c.position.context, run, a.ring, a.seq_q);
         s.k_start[run] = plan::run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
@@ -133,7 +135,7 @@ std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
 }
 
 void attention(const OpContext& c) {
-    c.kernels.attention(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
+    c.kernels.attention(attention_shape(c, 6), src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
                         floats_out(c, 1), c.stream);
 }
 
@@ -145,7 +147,7 @@ void attention_cached(const OpContext& c) {
 void attention_grad(const OpContext& c) {
     float* dsinks = floats_out(c, 3);
     if (dsinks != nullptr) dsinks += first_sink(c, 6);
-    c.kernels.attention_grad(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5),
+    c.kernels.attention_grad(attention_shape(c, 8), src(c, 0), src(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5),
                              src(c, 6) + first_sink(c, 6), dst(c, 0), dst(c, 1), dst(c, 2), dsinks, c.stream);
 }
 
@@ -197,24 +199,25 @@ void scale_rows_grad(const OpContext& c) {
                               groups_of(c, 3), c.input(0).rows, c.input(0).cols, c.stream);
 }
 
-LossShape loss_shape(const OpContext& c) {
+// The share of labels that count lies behind `operands` others.
+LossShape loss_shape(const OpContext& c, std::size_t operands) {
     const program::LossAttr& a = std::get<program::LossAttr>(c.op.attr);
-    return {a.rows, a.vocab_local, a.vocab, c.position.tensor * a.vocab_local, a.scale};
+    return {a.rows, a.vocab_local, a.vocab, c.position.tensor * a.vocab_local, a.scale, floats(c, operands)};
 }
 
-void ce_max(const OpContext& c) { c.kernels.ce_max(loss_shape(c), src(c, 0), floats_out(c, 0), c.stream); }
+void ce_max(const OpContext& c) { c.kernels.ce_max(loss_shape(c, 1), src(c, 0), floats_out(c, 0), c.stream); }
 void ce_sum(const OpContext& c) {
-    c.kernels.ce_sum(loss_shape(c), src(c, 0), floats(c, 1), ints(c, 2), floats_out(c, 0), c.stream);
+    c.kernels.ce_sum(loss_shape(c, 3), src(c, 0), floats(c, 1), ints(c, 2), floats_out(c, 0), c.stream);
 }
 void ce_loss(const OpContext& c) {
-    c.kernels.ce_loss(loss_shape(c), floats(c, 0), floats(c, 1), floats_out(c, 0), c.stream);
+    c.kernels.ce_loss(loss_shape(c, 2), floats(c, 0), floats(c, 1), floats_out(c, 0), c.stream);
 }
 void ce_grad(const OpContext& c) {
-    c.kernels.ce_grad(loss_shape(c), src(c, 0), floats(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), c.stream);
+    c.kernels.ce_grad(loss_shape(c, 4), src(c, 0), floats(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), c.stream);
 }
 void cross_entropy(const OpContext& c) {
-    c.kernels.cross_entropy(loss_shape(c), std::get<program::LossAttr>(c.op.attr).gradient_scale, src(c, 0), ints(c, 1),
-                            floats_out(c, 1), floats_out(c, 2), floats_out(c, 3), dst(c, 0), c.stream);
+    c.kernels.cross_entropy(loss_shape(c, 2), std::get<program::LossAttr>(c.op.attr).gradient_scale, src(c, 0),
+                            ints(c, 1), floats_out(c, 1), floats_out(c, 2), floats_out(c, 3), dst(c, 0), c.stream);
 }
 
 void zero(const OpContext& c) { c.kernels.zero(dst(c, 0), c.output(0).elements(), c.stream); }

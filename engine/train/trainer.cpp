@@ -69,6 +69,8 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     device_of(places - 1); // device_of() refuses a device that this machine has not.
     if (transport() == nullptr) fabric_ = std::make_unique<comm::ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
+    if (plan_.masks_documents()) starts_.resize(tokens_.size());
+    label_shares_.resize(1 + plan_.model->mtp.size(), 1.0f);
     kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
     // Ranks are built on their own threads: filling the arenas takes as long as a step and touches the memory where it
     // will be used.
@@ -142,7 +144,11 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
-    r.tokens.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
+    if (plan_.masks_documents()) {
+        r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
+        std::iota(r.queries.begin(), r.queries.end(), 0);
+        if (r.queries.size() == r.positions.size()) r.queries = r.positions;
+    }
 }
 
 void Trainer::start_rank(Rank& r) {
@@ -196,11 +202,16 @@ void Trainer::take_samples(const SampleSource& source, std::int64_t first, std::
             source(first + s, tokens);
         else
             std::fill(tokens.begin(), tokens.end(), -1);
+        if (starts_.empty()) continue;
+        const std::span<std::int32_t> starts = std::span(starts_).subspan(static_cast<std::size_t>(s) * row, row);
+        std::fill(starts.begin(), starts.end(), 0);
+        if (first + s < end && source.documents) source.documents(first + s, starts);
     }
 }
 
 StepResult Trainer::step(const SampleSource& source) {
     take_samples(source, samples_, samples_ + plan_.gbs);
+    if (plan_.masks_documents()) count_labels();
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
     zero_ = run::Recorder::Clock::now();
@@ -307,6 +318,9 @@ void Trainer::begin_rank(Rank& r) {
 // positions) * mbs + sequence.
 void Trainer::fill_inputs(Rank& r) {
     const program::Program& program = program_of(r);
+    for (std::size_t d = 0; d < program.io.label_shares.size(); ++d)
+        r.device->write(r.arena->at(program.io.label_shares[d]), &label_shares_[d], sizeof label_shares_[d]);
+    for (int j = 0; plan_.masks_documents() && j < plan_.micro_batches(); ++j) write_documents(r, j);
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.embedding; });
     const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
@@ -321,17 +335,50 @@ void Trainer::fill_inputs(Rank& r) {
 }
 
 void Trainer::write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead) {
-    const std::int64_t mbs = plan_.mbs;
-    for (std::int64_t b = 0; b < mbs; ++b) {
-        const std::int64_t first = (micro_batch * plan_.dp + r.data) * mbs;
-        const std::int32_t* sample = tokens_.data() + (first + b) * (plan_.seq + 1);
-        for (std::size_t i = 0; i < r.positions.size(); ++i) {
-            const std::int64_t from = r.positions[i] + ahead;
-            r.tokens[i * static_cast<std::size_t>(mbs) + static_cast<std::size_t>(b)] =
-                from <= plan_.seq ? sample[from] : -1;
-        }
-    }
+    write_rows(r, input, micro_batch, r.positions, [&](std::int64_t sample, std::int32_t position) {
+        if (position + ahead > plan_.seq || !labels(sample, position, ahead)) return -1;
+        return tokens_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead)];
+    });
+}
+
+template <class Value>
+void Trainer::write_rows(Rank& r, program::TensorId input, int micro_batch, std::span<const std::int32_t> positions,
+                         Value value) {
+    const auto mbs = static_cast<std::size_t>(plan_.mbs);
+    const std::int64_t first = (micro_batch * plan_.dp + r.data) * plan_.mbs;
+    r.tokens.resize(mbs * positions.size());
+    for (std::size_t b = 0; b < mbs; ++b)
+        for (std::size_t i = 0; i < positions.size(); ++i)
+            r.tokens[i * mbs + b] = value(first + static_cast<std::int64_t>(b), positions[i]);
     r.device->write(r.arena->at(input, micro_batch), r.tokens.data(), r.tokens.size() * sizeof r.tokens[0]);
+}
+
+void Trainer::write_documents(Rank& r, int micro_batch) {
+    const program::ProgramIo& io = program_of(r).io;
+    const auto start = [&](std::int64_t sample, std::int32_t position) {
+        return starts_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position)];
+    };
+    write_rows(r, io.document_starts, micro_batch, r.queries, start);
+    write_rows(r, io.document_positions, micro_batch, r.positions,
+               [&](std::int64_t sample, std::int32_t position) { return position - start(sample, position); });
+}
+
+bool Trainer::labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const {
+    const auto at = static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead);
+    return starts_.empty() || starts_[at] <= position;
+}
+
+// The scale of a loss is that of all labels; where documents mask some, the share makes it that of the others.
+void Trainer::count_labels() {
+    label_shares_.clear();
+    for (std::size_t depth = 0; depth <= plan_.model->mtp.size(); ++depth) {
+        const auto ahead = static_cast<std::int64_t>(depth) + 1;
+        std::int64_t all = 0, counted = 0;
+        for (std::int64_t s = 0; s < plan_.gbs; ++s)
+            for (std::int64_t at = 0; at + ahead <= plan_.seq; ++at, ++all) counted += labels(s, at, ahead) ? 1 : 0;
+        label_shares_.push_back(
+            counted > 0 ? static_cast<float>(static_cast<double>(all) / static_cast<double>(counted)) : 0.0f);
+    }
 }
 
 void Trainer::set_hyper(double lr) {
@@ -367,8 +414,8 @@ program::Timeline Trainer::timeline() const {
     timeline.predicted = false;
     timeline.plan_json = plan::plan_to_json(plan_);
     timeline.step_seconds = seconds;
-    timeline.tflops_per_gpu = model::model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
-                              static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
+    timeline.tflops_per_gpu =
+        plan::flops_per_token(plan_) * static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
     timeline.memory_gib = memory_gib();
     std::vector<std::vector<program::TimelineRow>> rows;
     for (const Rank& rank : ranks_) rows.push_back(rank.recorder->rows(static_cast<std::size_t>(step)));

@@ -22,6 +22,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace moe::train {
@@ -103,7 +105,17 @@ struct Evaluation {
 
 // Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1. In an evaluation -1 stands
 // behind the last token of a sample that is shorter.
-using SampleSource = std::function<void(std::int64_t sample, std::span<std::int32_t> tokens)>;
+struct SampleSource {
+    using Write = std::function<void(std::int64_t sample, std::span<std::int32_t> out)>;
+    Write tokens;
+    // Where the document of each token begins in the sample, for plans that mask documents; none: a sample is one.
+    Write documents;
+
+    template <class F, class = std::enable_if_t<std::is_constructible_v<Write, F>>>
+    SampleSource(F write) : tokens(std::move(write)) {} // NOLINT(google-explicit-constructor): most have tokens alone
+    SampleSource(Write write, Write starts) : tokens(std::move(write)), documents(std::move(starts)) {}
+    void operator()(std::int64_t sample, std::span<std::int32_t> out) const { tokens(sample, out); }
+};
 
 class Trainer {
 public:
@@ -186,6 +198,7 @@ private:
         Beside forward; // an evaluation; null where there is none
         std::vector<weights::LocalParameter> parameters;
         std::vector<std::int32_t> positions; // positions of this rank's tokens in their sequence
+        std::vector<std::int32_t> queries;   // those of attention's rows, where documents are masked
         std::vector<std::int32_t> tokens;    // tokens of one micro-batch, on their way to the device
         int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP
     };
@@ -219,8 +232,16 @@ private:
     std::vector<std::vector<T>> gathered(const std::vector<T>& mine) const; // vectors by rank, at rank 0
     void begin_rank(Rank& rank);
     void fill_inputs(Rank& rank);
-    // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
+    // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample or the document.
     void write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead);
+    // Whether the token `ahead` of a position is of the same document, so that it is a label there.
+    bool labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const;
+    void count_labels(); // label_shares_ of the samples that are there
+    // One int32 for each of the given positions of a micro-batch's sequences: value(sample of the step, position).
+    template <class Value>
+    void write_rows(Rank& r, program::TensorId input, int micro_batch, std::span<const std::int32_t> positions,
+                    Value value);
+    void write_documents(Rank& r, int micro_batch);
     std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses
     void count_routed(const std::vector<std::vector<std::int64_t>>& routed, std::map<int, RouterStep>& steps) const;
     void gather_routers(std::map<int, RouterStep>& steps);
@@ -252,6 +273,8 @@ private:
     std::map<std::string, Shape> shapes_;
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
+    std::vector<std::int32_t> starts_; // likewise, where each token's document begins; empty without masks
+    std::vector<float> label_shares_;  // ProgramIo::label_shares of the current step
     std::array<float, 8> hyper_{};
     std::map<int, std::vector<float>> last_load_;   // RouterIo::last_load of the next step, by layer
     std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps

@@ -38,10 +38,11 @@ Evaluation Trainer::evaluate(const SampleSource& source, std::int64_t samples) {
     const auto batch = static_cast<double>(plan_.gbs * plan_.seq);
     for (std::int64_t first = 0; first < samples; first += plan_.gbs) {
         take_samples(source, first, samples);
-        const std::int64_t row = plan_.seq + 1;
+        std::fill(label_shares_.begin(), label_shares_.end(), 1.0f);
         for (std::int64_t s = 0; s < plan_.gbs; ++s)
-            result.tokens += std::count_if(tokens_.begin() + s * row + 1, tokens_.begin() + (s + 1) * row,
-                                           [](std::int32_t token) { return token >= 0; });
+            for (std::int64_t at = 0; at < plan_.seq; ++at)
+                result.tokens +=
+                    tokens_[static_cast<std::size_t>(s * (plan_.seq + 1) + at + 1)] >= 0 && labels(s, at, 1) ? 1 : 0;
         run_forward();
         sum += step_sums()[0] * batch;
     }

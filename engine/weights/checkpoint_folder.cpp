@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -133,6 +134,15 @@ void test_write(const std::string& folder, const std::string& run) {
     std::error_code error;
     fs::remove(path, error);
     if (error) fail("cannot remove {}: {}", path, error.message());
+}
+
+void require_room(const std::string& folder, double bytes) {
+    struct statvfs system {};
+    if (::statvfs(folder.c_str(), &system) != 0 || system.f_blocks == 0) return;
+    const double room = static_cast<double>(system.f_bavail) * static_cast<double>(system.f_frsize);
+    if (room < bytes)
+        fail("{}: a checkpoint takes {:.3g} GB, but {:.3g} GB are free: make room, or choose another folder", folder,
+             bytes / 1e9, room / 1e9);
 }
 
 FolderLock::FolderLock(const std::string& folder) : folder_(folder) {

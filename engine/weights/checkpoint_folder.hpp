@@ -29,6 +29,8 @@ void keep_newest(const std::string& folder, std::size_t keep);
 void refuse_foreign_folder(const std::string& folder);
 // Makes the folder, writes a small file there, flushes and removes it. Throws Error (failure) with the reason.
 void test_write(const std::string& folder, const std::string& run);
+// Throws Error (failure) where the folder's file system says that it has less room than `bytes`; some say nothing.
+void require_room(const std::string& folder, double bytes);
 
 // Keeps other runs from a folder while it lives. The system lets go of the lock when its process dies; for file systems
 // that keep locks to one machine, FOLDER/lock names host and process, and its time is renewed every few seconds.

@@ -3,15 +3,17 @@
 
 #include "engine/base/crc32c.hpp"
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 #include "planner/base/json.hpp"
+#include "planner/base/json_object.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/schema.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <charconv>
-#include <cmath>
 #include <functional>
+#include <limits>
 #include <queue>
 #include <set>
 #include <tuple>
@@ -24,128 +26,67 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* format_name = "moe-plan checkpoint";
 constexpr std::int64_t most_elements = std::int64_t{1} << 48, most_count = std::int64_t{1} << 53;
-constexpr std::int64_t most_layers = 1 << 20, most_experts = 1 << 20, most_shards = 1 << 20;
+constexpr std::int64_t most_layers = 1 << 20, most_checksum = 0xffffffff;
 
-// A value of the file, known by the names that lead to it.
-class Value {
-public:
-    Value(const Json& json, const std::string& path, std::string name)
-        : json_(json), path_(path), name_(std::move(name)) {}
-
-    [[noreturn]] void no(const std::string& why) const {
-        refuse("{}: {} = {}: {}", path_, shown(name_), shown_json(json_), why);
-    }
-    bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
-    Value at(const char* key) const {
-        if (!json_.is_object()) no("must be an object");
-        const auto found = json_.find(key);
-        if (found == json_.end()) refuse("{}: {}.{} is missing", path_, shown(name_), key);
-        return {*found, path_, name_ + "." + key};
-    }
-    std::int64_t whole(std::int64_t low, std::int64_t high) const {
-        const bool fits = json_.is_number_unsigned() ? json_.get<std::uint64_t>() <= static_cast<std::uint64_t>(high)
-                                                     : json_.is_number_integer() && json_.get<std::int64_t>() <= high;
-        if (!fits || json_.get<std::int64_t>() < low)
-            no(fmt::format("must be a whole number from {} to {}", low, high));
-        return json_.get<std::int64_t>();
-    }
-    std::uint64_t natural() const {
-        if (!json_.is_number_unsigned()) no("must be a whole number of 0 or more");
-        return json_.get<std::uint64_t>();
-    }
-    std::uint32_t checksum() const { return static_cast<std::uint32_t>(whole(0, 0xffffffff)); }
-    double number(double low, double high) const {
-        const double value = json_.is_number() ? json_.get<double>() : NAN;
-        if (!(value >= low && value <= high)) no(fmt::format("must be a number from {} to {}", low, high));
-        return value;
-    }
-    bool flag() const {
-        if (!json_.is_boolean()) no("must be true or false");
-        return json_.get<bool>();
-    }
-    std::string text() const {
-        if (!json_.is_string()) no("must be text");
-        return json_.get<std::string>();
-    }
-    void each_element(std::int64_t most, const std::function<void(const Value&)>& visit) const {
-        if (!json_.is_array() || json_.size() > static_cast<std::size_t>(most))
-            no(fmt::format("must be an array of at most {} elements", most));
-        for (std::size_t i = 0; i < json_.size(); ++i) visit({json_[i], path_, fmt::format("{}[{}]", name_, i)});
-    }
-    std::vector<std::int64_t> wholes(std::size_t count, std::int64_t low, std::int64_t high) const {
-        std::vector<std::int64_t> values;
-        each_element(static_cast<std::int64_t>(count), [&](const Value& v) { values.push_back(v.whole(low, high)); });
-        if (values.size() != count) no(fmt::format("must have {} numbers", count));
-        return values;
-    }
-    void each_field(const std::function<void(const std::string& key, const Value&)>& visit) const {
-        if (!json_.is_object()) no("must be an object");
-        for (const auto& [key, value] : json_.items()) visit(key, {value, path_, name_ + "." + key});
-    }
-    const Json& json() const { return json_; }
-
-private:
-    const Json& json_;
-    const std::string& path_;
-    std::string name_;
-};
-
-Runs read_runs(const Value& value, std::int64_t total) {
-    const std::vector<std::int64_t> v = value.wholes(4, 0, total);
+Runs run_of(const std::vector<std::int64_t>& v, std::int64_t total, const JsonObject& slice) {
+    const auto no = [&](const std::string& why) {
+        slice.refuse_value("runs", fmt::format("[{}] {}", fmt::join(v, ", "), why));
+    };
     const Runs r{v[0], v[1], v[2], v[3]};
-    if (r.count < 1 || r.repeat < 1) value.no("an empty run");
-    if (r.repeat > 1 && r.stride < r.count) value.no("a run that lies over itself");
+    if (r.count < 1 || r.repeat < 1) no("is an empty run");
+    if (r.repeat > 1 && r.stride < r.count) no("is a run that lies over itself");
     const std::int64_t room = total - r.first - r.count;
     if (room < 0 || (r.repeat > 1 && r.repeat - 1 > room / r.stride))
-        value.no(fmt::format("reaches beyond the tensor's {} elements", total));
+        no(fmt::format("reaches beyond the tensor's {} elements", total));
     return r;
 }
 
-IndexedTensor read_tensor(const Value& value, std::size_t shards) {
-    const std::vector<std::int64_t> shape = value.at("shape").wholes(2, 1, most_elements);
+IndexedTensor read_tensor(const JsonObject& of, std::size_t shards) {
+    const std::vector<std::int64_t> shape = of.integers("shape", 2, 1, most_elements);
     IndexedTensor tensor{shape[0], shape[1], {}};
-    if (tensor.rows > most_elements / tensor.cols) value.at("shape").no("has too many elements");
+    if (tensor.rows > most_elements / tensor.cols) of.refuse_value("shape", "has too many elements");
     const std::int64_t total = tensor.rows * tensor.cols;
     std::int64_t held = 0;
     std::set<std::size_t> seen;
-    value.at("slices").each_element(most_shards, [&](const Value& of) {
+    for (const JsonObject& one : of.objects("slices")) {
         IndexedSlice slice;
-        slice.shard = static_cast<std::size_t>(of.at("shard").whole(0, static_cast<std::int64_t>(shards) - 1));
-        if (!seen.insert(slice.shard).second) of.no("a second slice of one shard");
-        of.at("runs").each_element(most_elements, [&](const Value& run) {
-            slice.runs.push_back(read_runs(run, total));
+        slice.shard = static_cast<std::size_t>(one.integer("shard", 0, static_cast<std::int64_t>(shards) - 1));
+        if (!seen.insert(slice.shard).second) one.refuse_value("shard", "a second slice of one shard");
+        for (const std::vector<std::int64_t>& run : one.integer_rows("runs", 4, 0, total)) {
+            slice.runs.push_back(run_of(run, total, one));
             slice.elements += slice.runs.back().count * slice.runs.back().repeat;
-            if (slice.elements > total) run.no(fmt::format("the runs hold more than the tensor's {} elements", total));
-        });
-        const std::vector<std::int64_t> sums = of.at("crc32c").wholes(state_kind_count, 0, 0xffffffff);
+            if (slice.elements > total)
+                one.refuse_value("runs", fmt::format("hold more than the tensor's {} elements", total));
+        }
+        const std::vector<std::int64_t> sums = one.integers("crc32c", state_kind_count, 0, most_checksum);
         for (std::size_t k = 0; k < sums.size(); ++k) slice.checksums[k] = static_cast<std::uint32_t>(sums[k]);
         held += slice.elements;
-        if (held > total) of.no(fmt::format("the slices hold more than the tensor's {} elements", total));
+        if (held > total) of.refuse_value("slices", fmt::format("hold more than the tensor's {} elements", total));
         tensor.slices.push_back(std::move(slice));
-    });
-    if (held != total) value.no(fmt::format("has {} x {} elements, its slices {}", shape[0], shape[1], held));
+    }
+    if (held != total) of.refuse_value("slices", fmt::format("hold {} of {} x {} elements", held, shape[0], shape[1]));
     return tensor;
 }
 
-data::DataPosition read_position(const Value& value) {
+data::DataPosition read_position(const JsonObject& of) {
     data::DataPosition position;
-    position.shuffled = value.at("shuffled").flag();
-    position.seq = value.at("seq").whole(1, most_count);
-    position.global_batch = value.at("global_batch").whole(1, most_count);
-    value.at("datasets").each_element(1 << 16, [&](const Value& of) {
+    position.shuffled = of.boolean("shuffled");
+    position.seq = of.integer("seq", 1, most_count);
+    position.global_batch = of.integer("global_batch", 1, most_count);
+    for (const JsonObject& one : of.objects("datasets")) {
         data::DatasetPosition d;
-        d.prefix = of.at("prefix").text();
-        d.tokens = of.at("tokens").whole(1, most_count);
-        d.documents = of.at("documents").whole(1, most_count);
-        d.mark = of.at("mark").checksum();
-        d.weight = of.at("weight").number(1e-300, 1e300);
-        d.order = of.at("order").whole(0, most_count);
-        d.pass = of.at("pass").whole(0, most_count);
-        d.block = of.at("block").whole(1, d.tokens);
-        d.consumed = of.at("consumed").whole(0, d.tokens);
-        d.drawn = of.at("drawn").whole(0, most_count);
+        d.prefix = one.string("prefix");
+        d.tokens = one.integer("tokens", 1, most_count);
+        d.documents = one.integer("documents", 1, most_count);
+        d.mark = static_cast<std::uint32_t>(one.integer("mark", 0, most_checksum));
+        d.weight = one.number("weight", 1e-300, 1e300);
+        d.order = one.integer("order", 0, most_count);
+        d.pass = one.integer("pass", 0, most_count);
+        d.block = one.integer("block", 1, d.tokens);
+        d.consumed = one.integer("consumed", 0, d.tokens);
+        d.drawn = one.integer("drawn", 0, most_count);
         position.datasets.push_back(std::move(d));
-    });
+    }
     return position;
 }
 
@@ -168,24 +109,23 @@ Json position_json(const data::DataPosition& position) {
             {"datasets", std::move(datasets)}};
 }
 
-RunState read_state(const Value& index) {
+RunState read_state(const JsonObject& index) {
     RunState state;
-    state.step = index.at("step").whole(0, most_count);
-    state.samples = index.at("samples").whole(0, most_count);
-    state.seed = index.at("seed").natural();
-    state.model = index.at("model").text();
-    if (!index.at("config").json().is_object()) index.at("config").no("must be an object");
-    state.config = json_text(index.at("config").json());
-    index.at("router_loads").each_field([&](const std::string& key, const Value& loads) {
+    state.step = index.integer("step", 0, most_count);
+    state.samples = index.integer("samples", 0, most_count);
+    state.seed = static_cast<std::uint64_t>(index.integer("seed", 0, std::numeric_limits<std::int64_t>::max()));
+    state.model = index.string("model");
+    state.config = index.object("config").dump();
+    const JsonObject loads = index.object("router_loads");
+    for (const std::string& key : loads.keys()) {
         int layer = 0;
         const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), layer);
         if (error != std::errc() || end != key.data() + key.size() || layer < 0 || layer >= most_layers)
-            loads.no("belongs to no layer");
-        std::vector<float>& of = state.router_loads[layer];
-        loads.each_element(most_experts,
-                           [&](const Value& load) { of.push_back(static_cast<float>(load.number(0.0, 1e30))); });
-    });
-    if (index.has("data")) state.data = read_position(index.at("data"));
+            loads.refuse_value(key, "belongs to no layer");
+        for (const double load : loads.numbers(key, 0.0, 1e30))
+            state.router_loads[layer].push_back(static_cast<float>(load));
+    }
+    if (index.states("data")) state.data = read_position(index.object("data"));
     return state;
 }
 
@@ -198,28 +138,26 @@ std::string stored_name(const std::string& name, StateKind kind) {
 }
 
 CheckpointIndex read_index(const std::string& path) {
-    const Json file = load_json<Json>(path, long_json);
-    if (!file.is_object() || !file.contains("crc32c") || !file.contains("checkpoint"))
-        refuse("{}: is not the index of a checkpoint", path);
-    const std::uint32_t found = engine::crc32c(json_text(file["checkpoint"]));
-    if (file["crc32c"] != found)
-        refuse("{}: its checksum is {}, its content gives {}: it is damaged", path, shown_json(file["crc32c"]), found);
-    const Value index(file["checkpoint"], path, "checkpoint");
-    const std::string format = index.at("format").text();
-    const std::int64_t version = index.at("version").whole(0, most_count);
+    const JsonObject file = JsonObject::parse(read_file(path, long_json.bytes), path, long_json);
+    if (!file.has("crc32c") || !file.has("checkpoint")) refuse("{}: is not the index of a checkpoint", path);
+    const JsonObject index = file.object("checkpoint");
+    if (const std::uint32_t found = engine::crc32c(index.dump()); file.integer("crc32c", 0, most_checksum) != found)
+        file.refuse_value("crc32c", fmt::format("its content gives {}: it is damaged", found));
+    const std::string format = index.string("format");
+    const std::int64_t version = index.integer("version", 0, most_count);
     if (format != format_name || version != 1)
         refuse("{}: format \"{}\", version {}: this program reads \"{}\", version 1", path, shown(format), version,
                format_name);
     CheckpointIndex result;
     result.state = read_state(index);
-    index.at("shards").each_element(most_shards, [&](const Value& shard) {
+    for (const std::string& shard : index.strings("shards")) {
         const std::string expected = shard_name(static_cast<int>(result.shards.size()));
-        if (shard.text() != expected) shard.no("must be " + expected);
+        if (shard != expected) index.refuse_value("shards", fmt::format("holds {} for {}", shown(shard), expected));
         result.shards.push_back(expected);
-    });
-    index.at("tensors").each_field([&](const std::string& name, const Value& tensor) {
-        result.tensors.emplace(name, read_tensor(tensor, result.shards.size()));
-    });
+    }
+    const JsonObject tensors = index.object("tensors");
+    for (const std::string& name : tensors.keys())
+        result.tensors.emplace(name, read_tensor(tensors.object(name), result.shards.size()));
     return result;
 }
 

@@ -42,8 +42,7 @@ float float_of_half(std::uint16_t half) {
 }
 
 Json parse(const char* text, std::size_t length, const std::string& place) {
-    constexpr int deepest = 16;
-    Json json = parse_json<Json>({text, length}, place, {long_json.bytes, deepest});
+    Json json = parse_json<Json>({text, length}, place, long_json);
     if (!json.is_object()) refuse("{}: the JSON is not an object of tensors", place);
     return json;
 }

@@ -49,15 +49,31 @@ struct Sizes {
         return {b * stride + h * s.v_dim, s.batch * stride, s.v_dim};
     }
     std::int64_t lse(std::int64_t b, std::int64_t h, std::int64_t i) const { return (h * s.seq_q + i) * s.batch + b; }
-    // Keys [first, last) that query i sees; both grow with i.
+    // Keys [first, last) that query i of sequence b sees; both grow with i.
     std::int64_t last(std::int64_t i) const { return s.causal ? keys_before(i, 1) : s.seq_k; }
-    std::int64_t first(std::int64_t i) const { return s.window > 0 ? keys_before(i, 1 - s.window) : 0; }
+    std::int64_t first(std::int64_t b, std::int64_t i) const {
+        const std::int64_t seen = s.window > 0 ? keys_before(i, 1 - s.window) : 0;
+        return s.document_start != nullptr ? std::max(seen, keys_below(document(b, i))) : seen;
+    }
+    // Queries of a block from i on: block_q of them, less where a document or the sequence ends before, so that a
+    // document's blocks are those that it has alone.
+    std::int64_t block(std::int64_t b, std::int64_t i) const {
+        std::int64_t m = std::min(block_q, s.seq_q - i);
+        if (s.document_start == nullptr) return m;
+        while (document(b, i + m - 1) != document(b, i)) --m;
+        return m;
+    }
 
 private:
+    std::int64_t document(std::int64_t b, std::int64_t i) const { return s.document_start[i * s.batch + b]; }
     // Keys at positions below query i's plus `shift`.
     std::int64_t keys_before(std::int64_t i, std::int64_t shift) const {
-        if (!s.spread) return std::clamp<std::int64_t>(i + s.seq_k - s.seq_q + shift, 0, s.seq_k);
-        const std::int64_t run = s.seq_q / 2, end = (i < run ? s.q_start[0] + i : s.q_start[1] + i - run) + shift;
+        if (!s.spread) return keys_below(i + s.seq_k - s.seq_q + shift);
+        const std::int64_t run = s.seq_q / 2;
+        return keys_below((i < run ? s.q_start[0] + i : s.q_start[1] + i - run) + shift);
+    }
+    std::int64_t keys_below(std::int64_t end) const {
+        if (!s.spread) return std::clamp<std::int64_t>(end, 0, s.seq_k);
         return std::clamp<std::int64_t>(end - s.k_start[0], 0, s.seq_k / 2) +
                std::clamp<std::int64_t>(end - s.k_start[1], 0, s.seq_k / 2);
     }
@@ -73,8 +89,8 @@ void scatter(Dst x, const Head& head, std::int64_t row, std::int64_t rows, const
 struct Span { // visible keys of a query inside a block, relative to the block's first key
     std::int64_t from, to;
 };
-Span visible(const Sizes& z, std::int64_t i, std::int64_t key, std::int64_t keys) {
-    const std::int64_t from = std::clamp<std::int64_t>(z.first(i) - key, 0, keys);
+Span visible(const Sizes& z, std::int64_t b, std::int64_t i, std::int64_t key, std::int64_t keys) {
+    const std::int64_t from = std::clamp<std::int64_t>(z.first(b, i) - key, 0, keys);
     return {from, std::clamp<std::int64_t>(z.last(i) - key, from, keys)};
 }
 
@@ -101,8 +117,8 @@ struct Keys { // keys and values of one sequence and key head, contiguous in FP3
 };
 
 // The arguments o and lse hold the sums before: a softmax over the sink alone, or over the keys of an earlier call.
-void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t i, std::int64_t m, float* o,
-                  float* lse) {
+void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t b, std::int64_t i, std::int64_t m,
+                  float* o, float* lse) {
     const AttentionShape& s = z.s;
     float* logits = scratch(Slot::d, block_q * block_k);
     float max[block_q], sum[block_q];
@@ -110,12 +126,12 @@ void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t i
     for (std::int64_t r = 0; r < m; ++r) sum[r] = lse[r] == minus_infinity ? 0.0f : 1.0f;
     Out out(o, m, s.v_dim);
     const std::int64_t end = z.last(i + m - 1);
-    for (std::int64_t j = z.first(i); j < end; j += block_k) {
+    for (std::int64_t j = z.first(b, i); j < end; j += block_k) {
         const std::int64_t n = std::min(block_k, end - j);
         Out p(logits, m, n);
         p.noalias() = In(q, m, s.qk_dim) * In(kv.k + j * s.qk_dim, n, s.qk_dim).transpose();
         for (std::int64_t r = 0; r < m; ++r) {
-            const float factor = soften(logits + r * n, n, visible(z, i + r, j, n), max[r], sum[r]);
+            const float factor = soften(logits + r * n, n, visible(z, b, i + r, j, n), max[r], sum[r]);
             if (factor != 1.0f) out.row(r) *= factor;
         }
         out.noalias() += p * In(kv.v + j * s.v_dim, n, s.v_dim);
@@ -140,9 +156,9 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
                 gather(v, z.v(b, h / share), 0, s.seq_k, kv.v);
             }
             const float sink = sinks.data != nullptr ? value(sinks, h) : minus_infinity;
-            for (std::int64_t i = 0; i < s.seq_q; i += block_q) {
-                const std::int64_t m = std::min(block_q, s.seq_q - i);
-                if (s.merge && z.last(i + m - 1) <= z.first(i)) continue; // The query's earlier sums are complete.
+            for (std::int64_t i = 0, m = 0; i < s.seq_q; i += m) {
+                m = z.block(b, i);
+                if (s.merge && z.last(i + m - 1) <= z.first(b, i)) continue; // The query's earlier sums are complete.
                 gather(q, z.q(b, h), i, m, queries);
                 Row(queries, m * s.qk_dim) *= static_cast<float>(s.scale);
                 std::fill_n(block_lse, m, sink);
@@ -151,7 +167,7 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
                     gather(o, z.o(b, h), i, m, out);
                     for (std::int64_t r = 0; r < m; ++r) block_lse[r] = lse[z.lse(b, h, i + r)];
                 }
-                attend_block(z, kv, queries, i, m, out, block_lse);
+                attend_block(z, kv, queries, b, i, m, out, block_lse);
                 scatter(o, z.o(b, h), i, m, out);
                 for (std::int64_t r = 0; r < m; ++r) lse[z.lse(b, h, i + r)] = block_lse[r];
             }
@@ -159,8 +175,8 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
     }
 }
 
-struct QueryBlock { // block of m queries from i on, contiguous in FP32; q is scaled
-    std::int64_t i, m;
+struct QueryBlock { // block of m queries of sequence b from i on, contiguous in FP32; q is scaled
+    std::int64_t b, i, m;
     float *q, *dout, *dq;
     float lse[block_q], along[block_q]; // along: dout . o of each row
 };
@@ -175,14 +191,14 @@ void attend_block_grad(const Sizes& z, const Keys& kv, QueryBlock& block, float*
     Out dq(block.dq, m, s.qk_dim);
     dq.setZero();
     const std::int64_t end = z.last(block.i + m - 1);
-    for (std::int64_t j = z.first(block.i); j < end; j += block_k) {
+    for (std::int64_t j = z.first(block.b, block.i); j < end; j += block_k) {
         const std::int64_t n = std::min(block_k, end - j);
         const In key(kv.k + j * s.qk_dim, n, s.qk_dim), val(kv.v + j * s.v_dim, n, s.v_dim);
         Out p(prob, m, n), dp(dprob, m, n);
         p.noalias() = q * key.transpose();
         dp.noalias() = dout * val.transpose();
         for (std::int64_t r = 0; r < m; ++r) {
-            const Span see = visible(z, block.i + r, j, n);
+            const Span see = visible(z, block.b, block.i + r, j, n);
             Row row(prob + r * n + see.from, see.to - see.from), drow(dprob + r * n + see.from, see.to - see.from);
             row = (row - block.lse[r]).exp();
             drow = row * (drow - block.along[r]);
@@ -198,8 +214,9 @@ void attend_block_grad(const Sizes& z, const Keys& kv, QueryBlock& block, float*
 }
 
 // Fills the block, with dout . o of each row.
-void gather_block(const Sizes& z, std::int64_t b, std::int64_t h, Src q, Src dout, Src o, const float* lse,
-                  QueryBlock& block, float* o_row) {
+void gather_block(const Sizes& z, std::int64_t h, Src q, Src dout, Src o, const float* lse, QueryBlock& block,
+                  float* o_row) {
+    const std::int64_t b = block.b;
     gather(q, z.q(b, h), block.i, block.m, block.q);
     Row(block.q, block.m * z.s.qk_dim) *= static_cast<float>(z.s.scale);
     const Head head = z.o(b, h);
@@ -231,9 +248,9 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
                 gather(v, z.v(b, h / share), 0, s.seq_k, kv.v);
                 std::fill_n(key_grad, key_elements + value_elements, 0.0f);
             }
-            for (block.i = 0; block.i < s.seq_q; block.i += block_q) {
-                block.m = std::min(block_q, s.seq_q - block.i);
-                gather_block(z, b, h, q, dout, o, lse, block, o_row);
+            for (block.b = b, block.i = 0; block.i < s.seq_q; block.i += block.m) {
+                block.m = z.block(b, block.i);
+                gather_block(z, h, q, dout, o, lse, block, o_row);
                 attend_block_grad(z, kv, block, key_grad, value_grad);
                 Row(block.dq, block.m * s.qk_dim) *= static_cast<float>(s.scale);
                 if (s.merge) {

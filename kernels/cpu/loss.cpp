@@ -15,6 +15,9 @@ using Out = Eigen::Map<Eigen::ArrayXf>;
 // Columns of the slice that are real vocabulary entries.
 std::int64_t real_columns(const LossShape& s) { return std::clamp<std::int64_t>(s.vocab - s.first, 0, s.vocab_local); }
 
+// The scale in FP32, times the share where there is one; 1 changes no bit.
+float scale_of(const LossShape& s) { return static_cast<float>(s.scale) * (s.share != nullptr ? *s.share : 1.0f); }
+
 void ce_max(const LossShape& s, Src logits, float* max, void*) {
     const std::int64_t columns = real_columns(s);
     float* wide = scratch(Slot::a, chunk);
@@ -50,13 +53,13 @@ void ce_loss(const LossShape& s, const float* max, const float* stat, float* los
         sum += std::log(static_cast<double>(stat[2 * r])) + static_cast<double>(max[r]) -
                static_cast<double>(stat[2 * r + 1]);
     }
-    *loss += static_cast<float>(s.scale * sum);
+    *loss += static_cast<float>(s.scale * sum * (s.share != nullptr ? static_cast<double>(*s.share) : 1.0));
 }
 
 void ce_grad(const LossShape& s, Src logits, const float* max, const float* stat, const std::int32_t* labels,
              Dst dlogits, void*) {
     const std::int64_t columns = real_columns(s);
-    const auto scale = static_cast<float>(s.scale);
+    const float scale = scale_of(s);
     float* wide = scratch(Slot::a, chunk);
     float* wide_out = scratch(Slot::b, chunk);
     for (std::int64_t r = 0; r < s.rows; ++r) {

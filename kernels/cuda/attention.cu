@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
     q.fill(in.q, z.q(b, h), i0, long_block, s.seq_q, s.qk_dim, static_cast<float>(s.scale));
     const std::int64_t last_query = (i0 + long_block < s.seq_q ? i0 + long_block : s.seq_q) - 1;
     const std::int64_t end = z.last(last_query);
-    for (std::int64_t j0 = z.first(i0); j0 < end; j0 += block_k) {
+    for (std::int64_t j0 = z.first(b, i0); j0 < end; j0 += block_k) {
         __syncthreads(); // The previous keys and values have been read.
         k.fill(in.k, z.k(b, key_head), j0, block_k, s.seq_k, s.qk_dim, 1.0f);
         v.fill(in.v, z.v(b, key_head), j0, block_k, s.seq_k, s.v_dim, 1.0f);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
         for (int i = 0; i < rows_per_thread; ++i) {
 #pragma unroll
             for (int j = 0; j < key_columns; ++j) {
-                if (!z.sees(i0 + row + i, j0 + col + j * grid_side)) logits[i][j] = -INFINITY;
+                if (!z.sees(b, i0 + row + i, j0 + col + j * grid_side)) logits[i][j] = -INFINITY;
             }
             const float factor = running.soften(i, logits[i]);
 #pragma unroll

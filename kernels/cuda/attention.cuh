@@ -49,18 +49,27 @@ struct AttentionSizes {
     __device__ std::int64_t lse(std::int64_t b, std::int64_t h, std::int64_t i) const {
         return (h * s.seq_q + i) * s.batch + b;
     }
-    // Keys [first, last) that query i sees.
+    // Keys [first, last) that query i of sequence b sees; neither falls as i grows.
     __device__ std::int64_t last(std::int64_t i) const { return s.causal ? keys_before(i, 1) : s.seq_k; }
-    __device__ std::int64_t first(std::int64_t i) const { return s.window > 0 ? keys_before(i, 1 - s.window) : 0; }
-    __device__ bool sees(std::int64_t i, std::int64_t j) const {
-        return i < s.seq_q && j < s.seq_k && j >= first(i) && j < last(i);
+    __device__ std::int64_t first(std::int64_t b, std::int64_t i) const {
+        const std::int64_t seen = s.window > 0 ? keys_before(i, 1 - s.window) : 0;
+        if (s.document_start == nullptr) return seen;
+        const std::int64_t document = keys_below(s.document_start[i * s.batch + b]);
+        return document > seen ? document : seen;
+    }
+    __device__ bool sees(std::int64_t b, std::int64_t i, std::int64_t j) const {
+        return i < s.seq_q && j < s.seq_k && j < last(i) && j >= first(b, i);
     }
 
 private:
     // Keys at positions below query i's plus `shift`.
     __device__ std::int64_t keys_before(std::int64_t i, std::int64_t shift) const {
-        if (!s.spread) return clamp(i + s.seq_k - s.seq_q + shift, s.seq_k);
-        const std::int64_t run = s.seq_q / 2, end = (i < run ? s.q_start[0] + i : s.q_start[1] + i - run) + shift;
+        if (!s.spread) return keys_below(i + s.seq_k - s.seq_q + shift);
+        const std::int64_t run = s.seq_q / 2;
+        return keys_below((i < run ? s.q_start[0] + i : s.q_start[1] + i - run) + shift);
+    }
+    __device__ std::int64_t keys_below(std::int64_t end) const {
+        if (!s.spread) return clamp(end, s.seq_k);
         return clamp(end - s.k_start[0], s.seq_k / 2) + clamp(end - s.k_start[1], s.seq_k / 2);
     }
     __device__ static std::int64_t clamp(std::int64_t j, std::int64_t most) { return j < 0 ? 0 : j < most ? j : most; }

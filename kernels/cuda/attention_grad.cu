@@ -82,6 +82,8 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
     float dk[rows_per_thread][qk_columns] = {}, dv[rows_per_thread][v_columns] = {};
     for (std::int64_t h = key_head * share; h < (key_head + 1) * share; ++h) {
         for (std::int64_t i0 = begin; i0 < end; i0 += short_block) {
+            // Documents that begin behind these keys see none of them, nor do those that follow.
+            if (s.document_start != nullptr && z.first(b, i0) >= j0 + long_block) break;
             __syncthreads(); // The previous queries have been read.
             m.qk_short.fill(in.q, z.q(b, h), i0, short_block, s.seq_q, s.qk_dim, static_cast<float>(s.scale));
             m.v_short.fill(in.dout, z.o(b, h), i0, short_block, s.seq_q, s.v_dim, 1.0f);
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
 #pragma unroll
                 for (int j = 0; j < short_columns; ++j) {
                     const int query = col + j * grid_side;
-                    const bool sees = z.sees(i0 + query, j0 + row + i);
+                    const bool sees = z.sees(b, i0 + query, j0 + row + i);
                     const float p = sees ? expf(logit[i][j] - m.lse[query]) : 0.0f;
                     m.probs[row + i][query] = p;
                     m.dlogits[row + i][query] = p * (dprob[i][j] - m.along[query]);
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(attention_threads) query_grad_kernel(Attention
     float dq[rows_per_thread][qk_columns] = {};
     const std::int64_t last_query = (i0 + long_block < s.seq_q ? i0 + long_block : s.seq_q) - 1;
     const std::int64_t end = z.last(last_query);
-    for (std::int64_t j0 = z.first(i0); j0 < end; j0 += short_block) {
+    for (std::int64_t j0 = z.first(b, i0); j0 < end; j0 += short_block) {
         __syncthreads(); // The previous keys have been read; the first time, lse and along are there.
         m.qk_short.fill(in.k, z.k(b, key_head), j0, short_block, s.seq_k, s.qk_dim, 1.0f);
         m.v_short.fill(in.v, z.v(b, key_head), j0, short_block, s.seq_k, s.v_dim, 1.0f);
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(attention_threads) query_grad_kernel(Attention
 #pragma unroll
             for (int j = 0; j < short_columns; ++j) {
                 const int key = col + j * grid_side;
-                const float p = z.sees(i0 + row + i, j0 + key) ? expf(logit[i][j] - m.lse[row + i]) : 0.0f;
+                const float p = z.sees(b, i0 + row + i, j0 + key) ? expf(logit[i][j] - m.lse[row + i]) : 0.0f;
                 m.dlogits[row + i][key] = p * (dprob[i][j] - m.along[row + i]);
             }
         }

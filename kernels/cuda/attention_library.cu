@@ -341,19 +341,23 @@ AttentionCall call_of(const AttentionShape& s, Src q, Src k, Src v) {
 
 void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream) {
     if (s.seq_q <= 0 || s.batch <= 0 || s.heads <= 0) return;
-    const bool done = s.spread  ? spread_attention(s, q, k, v, sinks, o, lse, stream_of(stream))
-                      : s.merge ? false
-                                : library_attention(call_of(s, q, k, v), sinks, o, lse, stream_of(stream));
+    const bool plain = s.document_start != nullptr; // cuDNN knows no document's start that the device has.
+    const bool done = plain      ? false
+                      : s.spread ? spread_attention(s, q, k, v, sinks, o, lse, stream_of(stream))
+                      : s.merge  ? false
+                                 : library_attention(call_of(s, q, k, v), sinks, o, lse, stream_of(stream));
     if (!counted(done)) fallback().attention(s, q, k, v, sinks, o, lse, stream);
 }
 
 void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src o, const float* lse, Src sinks, Dst dq,
                     Dst dk, Dst dv, float* dsinks, void* stream) {
     if (s.seq_q <= 0 || s.seq_k <= 0 || s.batch <= 0 || s.heads <= 0) return;
-    const bool done = s.spread  ? spread_attention_grad(s, dout, q, k, v, o, lse, dq, dk, dv, stream_of(stream))
-                      : s.merge ? false
-                                : library_attention_grad(call_of(s, q, k, v), dout, o, lse, dq + s.q_offset,
-                                                         dk + s.k_offset, dv + s.v_offset, stream_of(stream));
+    const bool plain = s.document_start != nullptr;
+    const bool done = plain      ? false
+                      : s.spread ? spread_attention_grad(s, dout, q, k, v, o, lse, dq, dk, dv, stream_of(stream))
+                      : s.merge  ? false
+                                 : library_attention_grad(call_of(s, q, k, v), dout, o, lse, dq + s.q_offset,
+                                                          dk + s.k_offset, dv + s.v_offset, stream_of(stream));
     if (!counted(done)) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
     if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink.
 }

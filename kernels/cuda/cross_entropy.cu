@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(threads, resident<A, P>)
     const int part = static_cast<int>(ptx::cluster_rank()), parts = static_cast<int>(ptx::cluster_ctas());
     const std::int64_t clusters = gridDim.x / parts, first = blockIdx.x / parts;
     const auto columns = static_cast<int>(s.vocab);
+    if (s.share != nullptr) gradient_scale *= *s.share;
     const Part slice(s, part, parts, arriving, arrival);
     if (threadIdx.x == 0) {
         exchange.init(parts);

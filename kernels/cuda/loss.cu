@@ -125,6 +125,9 @@ __global__ void __launch_bounds__(threads) stat_kernel(LossShape s, Src logits, 
     stat[2 * row + 1] = here ? load(logits, row * s.vocab_local + label) : 0.0f;
 }
 
+// Times this a scale holds for the labels that count; 1 changes no bit.
+__device__ float share_of(const LossShape& s) { return s.share != nullptr ? *s.share : 1.0f; }
+
 // One block: some thousand rows, and a fixed order.
 __global__ void __launch_bounds__(sum_threads)
     loss_kernel(LossShape s, const float* max, const float* stat, float* loss) {
@@ -135,14 +138,14 @@ __global__ void __launch_bounds__(sum_threads)
                static_cast<double>(stat[2 * row + 1]);
     }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *loss += static_cast<float>(s.scale * sum);
+    if (threadIdx.x == 0) *loss += static_cast<float>(s.scale * sum * share_of(s));
 }
 
 template <class A>
 __global__ void __launch_bounds__(threads) grad_kernel(LossShape s, Src logits, const float* max, const float* stat,
                                                        const std::int32_t* labels, std::int64_t runs, Dst dlogits) {
     const Run<A> run(s, runs);
-    const auto scale = static_cast<float>(s.scale);
+    const float scale = static_cast<float>(s.scale) * share_of(s);
     const std::int64_t label = labels[run.row] >= 0 ? labels[run.row] - s.first : -1;
     const float largest = max[run.row], factor = labels[run.row] >= 0 ? scale / stat[2 * run.row] : 0.0f;
     run.over(

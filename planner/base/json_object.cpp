@@ -48,8 +48,8 @@ std::int64_t checked_integer(const Json& value, std::int64_t low, std::int64_t h
 
 } // namespace
 
-JsonObject JsonObject::parse(const std::string& text, const std::string& place) {
-    const auto root = std::make_shared<const Json>(parse_json<Json>(text, place));
+JsonObject JsonObject::parse(const std::string& text, const std::string& place, const JsonLimits& limits) {
+    const auto root = std::make_shared<const Json>(parse_json<Json>(text, place, limits));
     if (!root->is_object()) refuse("{}: must be a JSON object, but is {}", place, shown_json(*root));
     return JsonObject(root, root.get(), place);
 }
@@ -99,7 +99,7 @@ const Json* JsonObject::find(const std::string& key) const {
 const Json& JsonObject::need(const std::string& key) const {
     const auto found = node_->find(key);
     if (found == node_->end()) refuse("{}: field \"{}\" is missing{}", place_, key, did_you_mean(key, keys()));
-    if (found->is_null()) refuse("{}: {} = null: must be given a value", place_, key);
+    if (found->is_null()) refuse("{}: {} = null: must be given a value", place_, shown(key));
     return *found;
 }
 
@@ -141,12 +141,13 @@ double JsonObject::number_or(const std::string& key, double fallback, double low
     return value == nullptr ? fallback : checked_number(*value, low, high, *this, key);
 }
 
-bool JsonObject::boolean_or(const std::string& key, bool fallback) const {
-    const Json* value = find(key);
-    if (value == nullptr) return fallback;
-    if (!value->is_boolean()) refuse_value(key, "must be true or false");
-    return value->get<bool>();
+bool JsonObject::boolean(const std::string& key) const {
+    const Json& value = need(key);
+    if (!value.is_boolean()) refuse_value(key, "must be true or false");
+    return value.get<bool>();
 }
+
+bool JsonObject::boolean_or(const std::string& key, bool fallback) const { return has(key) ? boolean(key) : fallback; }
 
 std::string JsonObject::string(const std::string& key) const {
     const Json& value = need(key);
@@ -163,6 +164,27 @@ std::vector<std::int64_t> JsonObject::integers(const std::string& key, std::int6
     if (!value.is_array()) refuse_value(key, "must be an array of whole numbers");
     std::vector<std::int64_t> result;
     for (const Json& element : value) result.push_back(checked_integer(element, low, high, *this, key));
+    return result;
+}
+
+std::vector<std::int64_t> JsonObject::integers(const std::string& key, std::size_t count, std::int64_t low,
+                                               std::int64_t high) const {
+    std::vector<std::int64_t> result = integers(key, low, high);
+    if (result.size() != count) refuse_value(key, fmt::format("must be {} whole numbers", count));
+    return result;
+}
+
+std::vector<std::vector<std::int64_t>> JsonObject::integer_rows(const std::string& key, std::size_t count,
+                                                                std::int64_t low, std::int64_t high) const {
+    const Json& value = need(key);
+    if (!value.is_array()) refuse_value(key, fmt::format("must be an array of arrays of {} whole numbers", count));
+    std::vector<std::vector<std::int64_t>> result;
+    for (const Json& row : value) {
+        if (!row.is_array() || row.size() != count)
+            refuse_value(key, fmt::format("row {} must be {} whole numbers", result.size() + 1, count));
+        std::vector<std::int64_t>& numbers = result.emplace_back();
+        for (const Json& element : row) numbers.push_back(checked_integer(element, low, high, *this, key));
+    }
     return result;
 }
 
@@ -212,7 +234,7 @@ std::vector<std::vector<double>> JsonObject::number_rows(const std::string& key)
 JsonObject JsonObject::object(const std::string& key) const {
     const Json& value = need(key);
     if (!value.is_object()) refuse_value(key, "must be an object");
-    return JsonObject(root_, &value, fmt::format("{}: {}", place_, key));
+    return JsonObject(root_, &value, fmt::format("{}: {}", place_, shown(key)));
 }
 
 std::vector<JsonObject> JsonObject::objects(const std::string& key) const {
@@ -230,7 +252,7 @@ void JsonObject::only(const std::vector<std::string>& known) const {
 void JsonObject::refuse_value(const std::string& key, const std::string& why) const {
     const auto found = node_->find(key);
     if (found == node_->end()) refuse("{}: field \"{}\" is missing: {}", place_, key, why);
-    refuse("{}: {} = {}: {}", place_, key, shown_json(*found), why);
+    refuse("{}: {} = {}: {}", place_, shown(key), shown_json(*found), why);
 }
 
 } // namespace moe

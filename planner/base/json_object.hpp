@@ -1,8 +1,11 @@
 // Typed, checked reading of a JSON object: every fault names the place, the field, its value and what is allowed.
 #pragma once
 
+#include "planner/base/json.hpp"
+
 #include <nlohmann/json_fwd.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,7 +16,7 @@ namespace moe {
 class JsonObject {
 public:
     // Throws Error (bad_input) as parse_json() of json.hpp does, and for what is not an object.
-    static JsonObject parse(const std::string& text, const std::string& place);
+    static JsonObject parse(const std::string& text, const std::string& place, const JsonLimits& limits = {});
     // The same of an array of objects; the place of each is "PLACE: row N".
     static std::vector<JsonObject> parse_list(const std::string& text, const std::string& place);
 
@@ -36,6 +39,7 @@ public:
     std::int64_t integer_or(const std::string& key, std::int64_t fallback, std::int64_t low, std::int64_t high) const;
     double number(const std::string& key, double low, double high) const;
     double number_or(const std::string& key, double fallback, double low, double high) const;
+    bool boolean(const std::string& key) const;
     bool boolean_or(const std::string& key, bool fallback) const;
     std::string string(const std::string& key) const;
     std::string string_or(const std::string& key, const std::string& fallback) const;
@@ -43,6 +47,11 @@ public:
     std::vector<double> numbers(const std::string& key, double low, double high) const;
     std::vector<bool> booleans(const std::string& key) const;
     std::vector<std::string> strings(const std::string& key) const;
+    // Exactly `count` numbers; and an array of such arrays.
+    std::vector<std::int64_t> integers(const std::string& key, std::size_t count, std::int64_t low,
+                                       std::int64_t high) const;
+    std::vector<std::vector<std::int64_t>> integer_rows(const std::string& key, std::size_t count, std::int64_t low,
+                                                        std::int64_t high) const;
     std::vector<std::vector<double>> number_rows(const std::string& key) const; // array of arrays of finite numbers
     JsonObject object(const std::string& key) const;
     std::vector<JsonObject> objects(const std::string& key) const; // an array of objects

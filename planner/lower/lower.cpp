@@ -37,6 +37,17 @@ void add_io(program::Program& program, const plan::Plan& plan) {
     for (std::size_t d = 0; d < plan.model->mtp.size(); ++d)
         io.mtp_labels.push_back(emit::add_flat(program, fmt::format("mtp_labels{}", d + 1), program::Dtype::i32,
                                                program::Storage::input, tokens));
+    if (plan.masks_documents()) {
+        io.document_positions =
+            emit::add_flat(program, "document_positions", program::Dtype::i32, program::Storage::input, tokens);
+        io.document_starts = emit::add_flat(program, "document_starts", program::Dtype::i32, program::Storage::input,
+                                            plan.attention_rows());
+        for (std::size_t d = 0; d <= plan.model->mtp.size(); ++d) {
+            io.label_shares.push_back(emit::add_flat(program, fmt::format("label_share{}", d), program::Dtype::f32,
+                                                     program::Storage::input, 1));
+            program.tensors[static_cast<std::size_t>(io.label_shares.back())].per_micro_batch = false;
+        }
+    }
     if (!io.mtp_labels.empty())
         io.mtp_loss = emit::add_flat(program, "mtp_loss", program::Dtype::f32, program::Storage::scalar, 1);
     io.loss = emit::add_flat(program, "loss", program::Dtype::f32, program::Storage::scalar, 1);

@@ -123,8 +123,9 @@ double dispatcher_memory(const plan::Plan& plan) {
 
 double library_memory(const plan::Plan& plan) {
     double scratch = 0.0;
+    // Documents are left to our own kernels, which take none.
     const bool library = plan::stack_traits(plan).takes_attention_scratch && !plan.hardware->cpu &&
-                         plan.precision != machine::Precision::fp32;
+                         plan.precision != machine::Precision::fp32 && !plan.masks_documents();
     const bool ring = plan.cp > 1 && plan.cp_comm == plan::ContextComm::ring;
     for (const model::LayerKind& kind : plan.model->kinds) {
         const model::Attention& a = kind.attention;

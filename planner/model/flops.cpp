@@ -3,6 +3,7 @@
 // The FLOPs follow what Megatron-Bridge prints as "Model TFLOP/s/GPU" (flop_utils.py, releases v0.5.0 and later): 6
 // FLOPs per multiply-accumulate (forward, dgrad, wgrad), causal attention at half, latent norms counted, router and
 // embedding lookup not. Counts are held in doubles, exact below 2^53.
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 
 #include <algorithm>
@@ -17,7 +18,14 @@ struct Count {
     double macs = 0.0;    // multiply-accumulates per token
 };
 
-Count gqa(const Attention& a, double h, double seq) {
+// The tokens that attention goes over.
+struct Sequence {
+    double length = 1.0;
+    const DocumentLengths* documents = nullptr;
+    double keys(const Attention& a) const { return keys_seen(a, static_cast<std::int64_t>(length), documents); }
+};
+
+Count gqa(const Attention& a, double h, const Sequence& seq) {
     const double query = static_cast<double>(a.heads) * a.qk_dim;
     const double keys = static_cast<double>(a.kv_heads) * a.qk_dim;
     const double values = static_cast<double>(a.kv_heads) * a.v_dim;
@@ -28,29 +36,29 @@ Count gqa(const Attention& a, double h, double seq) {
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
     if (a.qk_norm) vectors += static_cast<double>(a.q_norm() + a.k_norm());
-    return {matrices + vectors, matrices + keys_seen(a, static_cast<std::int64_t>(seq)) * (query + out)};
+    return {matrices + vectors, matrices + seq.keys(a) * (query + out)};
 }
 
 // Lightning indexer: queries of the query latent, one key and a weight per head of the token, a LayerNorm of the key.
 // It is trained by a loss of its own over the keys that it picked: the projections have no gradient of their input, the
 // scores of all keys before a token are made once and have gradients at those picked (Megatron-LM pull requests 6753
 // and 7157). One multiply-accumulate here stands for three.
-Count indexer(const Attention& a, double h, double seq) {
+Count indexer(const Attention& a, double h, const Sequence& seq) {
     const double width = static_cast<double>(a.indexer_heads) * a.indexer_dim;
     const double matrices = (a.q_lora > 0 ? a.q_lora : h) * width + h * (a.indexer_dim + a.indexer_heads);
-    const double scores = width * (seq / 2.0 + 2.0 * keys_seen(a, static_cast<std::int64_t>(seq)));
+    const double scores = width * (seq.length / 2.0 + 2.0 * seq.keys(a));
     return {matrices + 2.0 * a.indexer_dim, (2.0 * matrices + scores) / 3.0};
 }
 
 // Over picked keys the core works on the latent itself, for all heads the same, with the up projections of keys and
 // values moved to its query and output side, where they cost as much (Megatron-LM pull request 6753).
-Count mla(const Attention& a, double h, double seq) {
+Count mla(const Attention& a, double h, const Sequence& seq) {
     const double heads = a.heads;
     const double query = a.q_lora > 0 ? a.q_lora * (h + heads * a.qk_dim + 1.0) : h * heads * a.qk_dim;
     const double up = heads * (a.qk_dim - a.rope_dim + a.v_dim);
     const double projections = query + a.kv_lora * (h + up + 1.0) + h * a.rope_dim + heads * a.v_dim * h;
     const double per_key = heads * (a.sparse() ? 2.0 * a.kv_lora + a.rope_dim : 1.0 * a.qk_dim + a.v_dim);
-    const double core = keys_seen(a, static_cast<std::int64_t>(seq)) * per_key;
+    const double core = seq.keys(a) * per_key;
     double bias = 0.0; // biases of the two down projections and the output projection
     if (a.qkv_bias) bias += a.q_lora + a.kv_lora + a.rope_dim;
     if (a.out_bias) bias += h;
@@ -80,25 +88,25 @@ Count mamba(const Attention& a, double h) {
 }
 
 // Keys compressed 4:1 (overlapping, so two projections wide) are selected by an indexer; 128:1 all take part.
-Count compressor(const Attention& a, double h, double seq) {
+Count compressor(const Attention& a, double h, const Sequence& seq) {
     const double width = a.v_dim;
     const double ratio = a.compress_ratio;
     const double core = 2.0 * a.heads * width; // score and value products per key seen
     if (a.compress_ratio == 0) return {0.0, core * static_cast<double>(a.window)};
-    const double blocks = std::floor(seq / ratio);
+    const double blocks = std::floor(seq.length / ratio);
     if (a.compress_ratio != 4) {
         const double matrices = 2.0 * h * width;
         return {matrices + width + ratio * width, matrices + core * (static_cast<double>(a.window) + blocks / 2.0)};
     }
     const double kept = std::min(static_cast<double>(a.indexer_top_k), blocks);
-    const double seen = static_cast<double>(a.window) + kept * (1.0 - kept * ratio / (2.0 * seq));
+    const double seen = static_cast<double>(a.window) + kept * (1.0 - kept * ratio / (2.0 * seq.length));
     const double index = static_cast<double>(a.indexer_heads) * a.indexer_dim;
     const double matrices = 4.0 * h * width + 4.0 * h * a.indexer_dim + a.q_lora * index + h * a.indexer_heads;
     const double vectors = width + a.indexer_dim + 2.0 * ratio * (width + a.indexer_dim);
     return {matrices + vectors, matrices + core * seen + index * blocks};
 }
 
-Count compressed(const Attention& a, double h, double seq) {
+Count compressed(const Attention& a, double h, const Sequence& seq) {
     const double wide = static_cast<double>(a.heads) * a.v_dim;
     const double query = a.q_lora * (h + static_cast<double>(a.heads) * a.qk_dim + 1.0);
     const double projections =
@@ -107,7 +115,7 @@ Count compressed(const Attention& a, double h, double seq) {
     return {projections + sparse.weights + (a.sinks ? a.heads : 0.0), projections + sparse.macs};
 }
 
-Count attention(const Attention& a, double h, double seq) {
+Count attention(const Attention& a, double h, const Sequence& seq) {
     switch (a.kind) {
     case AttentionKind::gqa:
         return gqa(a, h, seq);
@@ -137,7 +145,7 @@ struct LayerCount {
     double total = 0.0, active = 0.0, macs = 0.0;
 };
 
-LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
+LayerCount layer(const Model& model, const LayerKind& kind, const Sequence& seq) {
     const auto h = static_cast<double>(model.hidden);
     const double matrices = kind.gated ? 3.0 : 2.0;
     const Count core = attention(kind.attention, h, seq);
@@ -171,7 +179,18 @@ double mtp_projection(double h) { return 2.0 * h * h + 3.0 * h; }
 
 } // namespace
 
-double keys_seen(const Attention& attention, std::int64_t seq) {
+double keys_seen(const Attention& attention, std::int64_t seq, const DocumentLengths* documents) {
+    if (documents != nullptr && !documents->bins.empty()) {
+        const std::int64_t most = attention.sparse() ? attention.indexer_top_k : attention.window;
+        if (attention.chunk == 0) return documents->keys_seen(seq, most);
+        DocumentLengths cut = *documents; // A chunk is a document that ends no later.
+        for (DocumentLengths::Bin& bin : cut.bins) {
+            const std::int64_t whole = bin.length;
+            bin.length = std::min(whole, attention.chunk);
+            bin.documents *= static_cast<double>(whole) / static_cast<double>(bin.length);
+        }
+        return cut.keys_seen(seq, most);
+    }
     const auto s = static_cast<double>(seq), window = static_cast<double>(attention.window);
     if (attention.chunk > 0 && attention.chunk < seq) {
         const auto chunk = static_cast<double>(attention.chunk), rest = static_cast<double>(seq % attention.chunk);
@@ -193,7 +212,7 @@ ParameterCount count_parameters(const Model& model) {
     if (const double streams = model.residual_streams; streams > 1.0) total += streams * streams * h + streams + 1.0;
     double active = total;
     std::vector<LayerCount> kinds;
-    for (const LayerKind& kind : model.kinds) kinds.push_back(layer(model, kind, 1.0));
+    for (const LayerKind& kind : model.kinds) kinds.push_back(layer(model, kind, {}));
     for (const int kind : model.layers) {
         total += kinds[static_cast<std::size_t>(kind)].total;
         active += kinds[static_cast<std::size_t>(kind)].active;
@@ -207,10 +226,11 @@ ParameterCount count_parameters(const Model& model) {
     return {whole(total + mtp), whole(total), whole(active), whole(active - (model.tied_embeddings ? 0.0 : table))};
 }
 
-double model_flops_per_token(const Model& model, std::int64_t seq, int tp) {
+double model_flops_per_token(const Model& model, std::int64_t seq, int tp, const DocumentLengths* documents) {
     const auto h = static_cast<double>(model.hidden);
     std::vector<double> macs;
-    for (const LayerKind& kind : model.kinds) macs.push_back(layer(model, kind, static_cast<double>(seq)).macs);
+    for (const LayerKind& kind : model.kinds)
+        macs.push_back(layer(model, kind, {static_cast<double>(seq), documents}).macs);
     const double head = h * static_cast<double>(model.padded_vocab(tp));
     double sum = head;
     for (const int kind : model.layers) sum += macs[static_cast<std::size_t>(kind)];

@@ -3,6 +3,7 @@
 
 namespace moe::model {
 
+struct DocumentLengths;
 struct Model;
 struct Moe;
 struct Router;

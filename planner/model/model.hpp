@@ -1,6 +1,7 @@
 // A model's architecture, read from a Hugging Face config.json, with its parameter and FLOP counts.
 #pragma once
 
+#include "planner/model/fwd.hpp"
 #include "planner/model/layer_kind.hpp"
 
 #include <cstdint>
@@ -53,8 +54,8 @@ struct Model {
 };
 
 // Average number of keys that a query of `seq` positions sees under the causal mask with its window, its chunks or the
-// keys that an indexer picks.
-double keys_seen(const Attention& attention, std::int64_t seq);
+// keys that an indexer picks; within documents of given lengths, where there are some.
+double keys_seen(const Attention& attention, std::int64_t seq, const DocumentLengths* documents = nullptr);
 
 struct ParameterCount {
     std::int64_t total = 0; // all parameters, with MTP layers and both embeddings
@@ -66,6 +67,8 @@ ParameterCount count_parameters(const Model& model);
 
 // Training FLOPs per token by Megatron's convention (causal attention at half, no recompute, router not counted, MTP
 // and its head counted): 6 * multiply-accumulates. Units: FLOP per token. Source: Megatron-Bridge flop_utils.py.
-double model_flops_per_token(const Model& model, std::int64_t seq, int tp = 1);
+// `documents`: attention stays within documents of these lengths, where its cores are plain (GQA, MLA).
+double model_flops_per_token(const Model& model, std::int64_t seq, int tp = 1,
+                             const DocumentLengths* documents = nullptr);
 
 } // namespace moe::model

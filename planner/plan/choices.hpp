@@ -23,6 +23,9 @@ constexpr bool groups_by_expert(Dispatcher dispatcher) {
 // How keys and queries come together under CP: keys and values travel round a ring, heads are traded for tokens, or
 // hierarchically: heads for tokens within an NVLink domain and a ring over the domains (context_inner() in mesh.hpp).
 enum class ContextComm : std::uint8_t { ring, alltoall, hierarchical };
+// Whether documents that lie in one sample see each other: ignore, as if the sample were one document; mask: attention,
+// positions and loss stay within each (Megatron's --reset-attention-mask, --reset-position-ids and --eod-mask-loss).
+enum class Documents : std::uint8_t { ignore, mask };
 enum class Fp8Scaling : std::uint8_t { current, delayed }; // fp8-tensor takes scales of this tensor, or of its history
 
 // The work that CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...),
@@ -70,6 +73,7 @@ enum class DropPolicy : std::uint8_t { probs, position };
 const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
 const char* to_string(ContextComm comm);
+const char* to_string(Documents documents);
 const char* to_string(Fp8Scaling scaling);
 const char* to_string(LoadBalancing balancing);
 const char* to_string(DropPolicy policy);
@@ -77,6 +81,7 @@ std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
 ContextComm context_comm_from_string(const std::string& text);
+Documents documents_from_string(const std::string& text);
 Fp8Scaling fp8_scaling_from_string(const std::string& text);
 LoadBalancing load_balancing_from_string(const std::string& text);
 DropPolicy drop_policy_from_string(const std::string& text);

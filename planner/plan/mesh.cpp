@@ -110,6 +110,11 @@ int context_inner(const Plan& plan) {
     return inner;
 }
 
+std::int64_t Plan::attention_rows() const {
+    const int trading = cp_comm == ContextComm::alltoall ? cp : context_inner(*this);
+    return tokens_gathered() * trading;
+}
+
 int group_size(const Plan& plan, Group group) {
     const bool dense = group.domain == Domain::dense;
     int size = 1;

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -16,6 +17,7 @@ namespace {
 constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
 constexpr std::array<const char*, 5> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep", "ncclep"};
 constexpr std::array<const char*, 3> context_comm_names{"ring", "alltoall", "alltoall+ring"};
+constexpr std::array<const char*, 2> documents_names{"ignore", "mask"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
 constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss"};
 constexpr std::array<const char*, 2> drop_names{"probs", "position"};
@@ -70,6 +72,15 @@ std::int64_t Plan::padded_vocab() const {
 
 bool Plan::blocks_by_rows() const { return stack_traits(stack).quantizes_by_rows; }
 
+model::DocumentLengths Plan::masked_lengths() const {
+    return masks_documents() ? model::document_lengths_from_string(lengths) : model::DocumentLengths{};
+}
+
+double flops_per_token(const Plan& plan) {
+    const model::DocumentLengths lengths = plan.masked_lengths();
+    return model::model_flops_per_token(*plan.model, plan.seq, plan.tp, &lengths);
+}
+
 int Plan::optimizer_copy_bytes() const {
     if (!stack_traits(stack).optimizer_copies || reshards()) return 0;
     const bool plain = precision == machine::Precision::bf16 ||
@@ -81,6 +92,7 @@ int Plan::optimizer_copy_bytes() const {
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }
 const char* to_string(Dispatcher dispatcher) { return dispatcher_names[static_cast<std::size_t>(dispatcher)]; }
 const char* to_string(ContextComm comm) { return context_comm_names[static_cast<std::size_t>(comm)]; }
+const char* to_string(Documents documents) { return documents_names[static_cast<std::size_t>(documents)]; }
 const char* to_string(Fp8Scaling scaling) { return scaling_names[static_cast<std::size_t>(scaling)]; }
 const char* to_string(LoadBalancing balancing) { return balancing_names[static_cast<std::size_t>(balancing)]; }
 const char* to_string(DropPolicy policy) { return drop_names[static_cast<std::size_t>(policy)]; }
@@ -96,6 +108,9 @@ Dispatcher dispatcher_from_string(const std::string& text) {
 }
 ContextComm context_comm_from_string(const std::string& text) {
     return static_cast<ContextComm>(position(context_comm_names, "cp_comm", text));
+}
+Documents documents_from_string(const std::string& text) {
+    return static_cast<Documents>(position(documents_names, "documents", text));
 }
 Fp8Scaling fp8_scaling_from_string(const std::string& text) {
     return static_cast<Fp8Scaling>(position(scaling_names, "fp8_scaling", text));

@@ -63,6 +63,10 @@ struct Plan {
     // histogram that a run recorded.
     std::string routing = "balanced";
     RouterTraining router;
+    Documents documents = Documents::ignore;
+    // Lengths of the documents that samples are cut from, for FLOPs and times where they are masked: text of
+    // planner/model/document_lengths.hpp, empty: every sample is one.
+    std::string lengths;
 
     // mesh: gpus = tp*cp*dp*pp = etp*ep*edp*pp
     int gpus = 1;
@@ -135,12 +139,20 @@ struct Plan {
     int optimizer_copy_bytes() const;
     // Tokens of one micro-batch on one rank: inside the TP region (sequence gathered over TP) and outside of it.
     std::int64_t tokens_gathered() const { return mbs * seq / cp; }
+    // The lengths that attention keeps within; no bins where it sees whole samples.
+    model::DocumentLengths masked_lengths() const;
+    bool masks_documents() const { return documents == Documents::mask; }
+    // Rows of a micro-batch whose queries a rank holds in attention: of whole sequences where CP trades heads.
+    std::int64_t attention_rows() const;
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
 };
 
 // "adamw" (FP32 moments) or "adamw+bf16_moments".
 std::string to_string(const OptimizerChoice& choice);
 OptimizerChoice optimizer_from_string(const std::string& text);
+
+// Model FLOPs of a token by model_flops_per_token(), within documents where the plan masks them.
+double flops_per_token(const Plan& plan);
 
 // The reason why a plan is impossible, empty when it is sound: divisibility of every axis, both factorings equal to
 // gpus, layers against stages, experts against EP, heads against TP, batch against DP*MBS, and so on. `counter` is a

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/bf16_layers.hpp"
 #include "planner/plan/plan.hpp"
@@ -142,6 +143,14 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return to_string(plan.cuda_graph); }},
         {"deterministic", [](Plan& plan, const std::string& v) { plan.deterministic = on_or_off("deterministic", v); },
          [](const Plan& plan) -> std::string { return word(plan.deterministic); }},
+        {"documents", [](Plan& plan, const std::string& v) { plan.documents = documents_from_string(v); },
+         [](const Plan& plan) -> std::string { return to_string(plan.documents); }},
+        {"lengths",
+         [](Plan& plan, const std::string& v) {
+             const model::DocumentLengths lengths = model::document_lengths_from_string(v);
+             plan.lengths = lengths.bins.empty() ? std::string{} : model::to_string(lengths);
+         },
+         [](const Plan& plan) -> std::string { return plan.lengths.empty() ? std::string("none") : plan.lengths; }},
         {"routing", [](Plan& plan, const std::string& v) { plan.routing = v; },
          [](const Plan& plan) -> std::string { return plan.routing; }},
         {"balance", [](Plan& plan, const std::string& v) { plan.router.forced = forced_balance(v); },

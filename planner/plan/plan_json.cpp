@@ -5,6 +5,7 @@
 #include "planner/base/json_object.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/bf16_layers.hpp"
 #include "planner/plan/plan.hpp"
@@ -132,6 +133,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.ep_overlap = json.boolean_or("ep_overlap", false);
     plan.delay_wgrad = json.boolean_or("delay_wgrad", false);
     plan.deterministic = json.boolean_or("deterministic", false);
+    plan.documents = named(json, json.string_or("documents", to_string(plan.documents)), documents_from_string);
     plan.cuda_graph = named(json, json.string_or("cuda_graph", to_string(plan.cuda_graph)), cuda_graph_from_string);
 }
 
@@ -144,6 +146,7 @@ Json choices(const Plan& plan) {
     json["mesh"] = {
         {"gpus", plan.gpus}, {"tp", plan.tp}, {"cp", plan.cp},   {"dp", plan.dp},   {"pp", plan.pp},
         {"vpp", plan.vpp},   {"ep", plan.ep}, {"etp", plan.etp}, {"edp", plan.edp}, {"rank_order", plan.rank_order}};
+    if (!plan.lengths.empty()) json["workload"]["lengths"] = plan.lengths;
     if (plan.router != RouterTraining{}) json["router"] = router_json(plan.router);
     json["mbs"] = plan.mbs;
     json["schedule"] = to_string(plan.schedule);
@@ -169,6 +172,7 @@ Json choices(const Plan& plan) {
     json["delay_wgrad"] = plan.delay_wgrad;
     json["cuda_graph"] = to_string(plan.cuda_graph);
     json["deterministic"] = plan.deterministic;
+    json["documents"] = to_string(plan.documents);
     return json;
 }
 
@@ -219,15 +223,18 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "delay_wgrad",
                "cuda_graph",
                "deterministic",
+               "documents",
                "model",
                "hardware"});
     Plan plan;
     plan.stack = json.string("stack");
     const JsonObject workload = json.object("workload");
-    workload.only({"seq", "gbs", "routing"});
+    workload.only({"seq", "gbs", "routing", "lengths"});
     plan.seq = workload.integer("seq", 1, limits::max_seq);
     plan.gbs = workload.integer("gbs", 1, limits::max_gbs);
     plan.routing = workload.string_or("routing", plan.routing);
+    plan.lengths = workload.string_or("lengths", plan.lengths);
+    named(workload, plan.lengths, model::document_lengths_from_string);
     read_mesh(json.object("mesh"), plan);
     if (json.has("router")) read_router(json.object("router"), plan.router);
     read_choices(json, plan);

@@ -47,6 +47,8 @@ auto part(const Plan& plan, bool counts) {
     } else if constexpr (as == As::value && same_member(field.member, &Plan::routing)) {
         const Routing routing = counts ? routing_from_string(value) : Routing{};
         return std::tuple<double, double>(routing.load, routing.spread);
+    } else if constexpr (as == As::value && same_member(field.member, &Plan::lengths)) { // Its text may be long.
+        return std::tuple<std::size_t>(value.empty() ? 0 : std::hash<std::string>()(value));
     } else if constexpr (as == As::value || as == As::sharded) {
         decltype(values(value)) taken{};
         if (counts && (as == As::value || plan.reshards())) taken = values(value);

@@ -41,7 +41,8 @@ std::string form(const Op& op) {
         return std::string(a->picked > 0   ? ".picked"
                            : a->window > 0 ? ".window"
                                            : "") +
-               (sunk ? ".sinks" : "") + (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
+               (sunk ? ".sinks" : "") + (a->documents ? ".documents" : "") +
+               (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
     }
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";

@@ -63,7 +63,8 @@ struct FrequencyScale {
 // YaRN: arXiv:2309.00071.
 FrequencyScale frequency_scale(const model::Model& model, int rotary_dim);
 struct RopeAttr {
-    std::int64_t tokens = 0, batch = 1; // row = position_index * batch + sequence
+    // Row = index of its position * batch + sequence; positions by row (documents) have batch 1.
+    std::int64_t tokens = 0, batch = 1;
     int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double theta = 10000.0, eps = 1e-6;
     bool interleaved = false, norm = false;
@@ -94,6 +95,7 @@ struct AttentionAttr {
     int ring = 1, step = 0;
     bool merge = false; // the steps before are carried on: o and lse, or dq
     bool deterministic = false;
+    bool documents = false; // queries see their document alone: the last input has where it begins, by row
 };
 // Mamba-2's convolution, scan and gated norm, over chunks of the sequence (arXiv 2405.21060 section 7).
 struct ScanAttr {

@@ -22,11 +22,11 @@ enum class OpKind : std::uint8_t {
     rope_grad, // dqkv'[S, W], positions, [qkv, wq, wk, rstd] -> dqkv[S, W], [+dwq, +dwk]
     mla_rope, // q[S, n(dn+dr)], kv[S, n(dn+dv)], kv_down[S, c+dr], positions -> q'[S, n(dn+dr)], k[S, n(dn+dr)], v[S, n
               // dv]
-    mla_rope_grad, // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
-    attention, // q, k, v, [sinks], [o, lse of a ring's steps before] -> o[S, heads*dv], lse[heads*S]; AttentionAttr (q,
-               // k, v may be one packed tensor)
-    attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before] -> dq, dk, dv, [+dsinks] (packed like
-                    // q, k, v)
+    mla_rope_grad,  // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
+    attention,      // q, k, v, [sinks], [o, lse of a ring's steps before], [document starts[S]] -> o[S, heads*dv],
+                    // lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
+    attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before], [document starts[S]] -> dq, dk, dv,
+                    // [+dsinks] (packed like q, k, v)
     attention_cached, // q, k, v (packed or not), positions[S/b], [sinks] -> o[S, heads*dv], +k cache[keys, kv*dqk], +v
     // cache[keys, kv*dv]: rows are put at their positions, and see those up to their own; AttentionAttr
     // Sparse attention (cost only): its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse.
@@ -68,13 +68,15 @@ enum class OpKind : std::uint8_t {
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
     quantize, // x, [counts] -> xq (row-wise), [xq transposed]; x in BF16. Weights as our kernels read them: w (BF16 or
               // FP32, rounded to BF16) -> both forms in one tensor; QuantizeAttr
-    dequantize,    // xq (row-wise), [counts] -> x in BF16
-    cast,          // x -> y in another dtype, element by element
-    ce_max,        // logits[S, V/tp] -> max[S]
-    ce_sum,        // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
-    ce_loss,       // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
-    ce_grad,       // logits, max, stat, labels -> dlogits[S, V/tp], times scale
-    cross_entropy, // logits[S, V], labels -> dlogits over logits, max, stat, +loss[1]: all four, without slices
+    dequantize, // xq (row-wise), [counts] -> x in BF16
+    cast,       // x -> y in another dtype, element by element
+    ce_max,     // logits[S, V/tp] -> max[S]
+    ce_sum,     // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
+    // The losses multiply their scale by a share[1] where one is given.
+    ce_loss,       // max, stat, [share] -> +loss[1]: scale * sum over rows with a label of -log softmax
+    ce_grad,       // logits, max, stat, labels, [share] -> dlogits[S, V/tp], times scale
+    cross_entropy, // logits[S, V], labels, [share] -> dlogits over logits, max, stat, +loss[1]: all four, without
+                   // slices
     zero,          // -> x = 0
     sum_squares,   // x -> +s[1]
     adamw,         // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or

@@ -113,6 +113,11 @@ struct ProgramIo {
     // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
     TensorId ids = no_tensor, labels = no_tensor, positions = no_tensor;
     std::vector<TensorId> mtp_labels;
+    // Plans that mask documents, by row: the token's position in its document, and the position in the sequence at
+    // which the document of attention's query begins. Of each depth of labels [1]: those that there would be without
+    // masks over those that count in the whole global batch, 0 where none does.
+    TensorId document_positions = no_tensor, document_starts = no_tensor;
+    std::vector<TensorId> label_shares;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;
     TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other

@@ -8,6 +8,7 @@
 #include "planner/search/explore.hpp"
 #include "planner/search/offload_fit.hpp"
 #include "planner/search/thrifty.hpp"
+#include "planner/search/variants.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 namespace moe::search {
@@ -34,7 +36,8 @@ constexpr std::size_t played_together = 8;
 constexpr double apart = 1.02, most_by_delay = 1.04, next_set = 1.002;
 constexpr int most_rounds = 3; // rounds that change offloaded modules one by one; plans_of_rounds: plans in them
 constexpr std::size_t plans_of_rounds = 3;
-constexpr std::size_t most_vain = 8; // groups that bring no faster plan, after which no other is tried
+constexpr std::size_t most_climbed = 12; // plans whose variants are looked at
+constexpr std::size_t most_vain = 8;     // groups that bring no faster plan, after which no other is tried
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
 constexpr int fewest_refined = 5;
 // The share that a variant has to gain over the plan of its mapping: less is not worth another choice, and within what
@@ -50,6 +53,7 @@ public:
           estimator_(estimator),
           threads_(thread_count(request.threads)),
           top_plans_(static_cast<std::size_t>(std::max(request.top, fewest_refined)), request.similar) {
+        for (const auto& [field, value] : request.fixed) pinned_.insert(field);
         if (shown_ >= 1) request_.top = std::max(shown_, fewest_refined);
     }
 
@@ -73,7 +77,7 @@ public:
             if (found.empty()) refuse_search(request_, stack_, estimator_, space, exploration.failure);
             refuse_host_memory();
         }
-        play(with_delayed_wgrad());
+        play_variants();
         result_.plans = top_plans_.plans();
         while (result_.plans.size() > static_cast<std::size_t>(shown_)) result_.plans.pop_back();
         result_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -86,10 +90,7 @@ private:
         for (const auto& [plan, estimate] : result.plans) plans.push_back(plan);
         return plans;
     }
-    bool pinned(const char* field) const {
-        return std::any_of(request_.fixed.begin(), request_.fixed.end(),
-                           [field](const auto& pin) { return pin.first == field; });
-    }
+    bool pinned(const char* field) const { return pinned_.contains(field); }
     bool offloads() const { return stack_.offloads && !pinned("offload"); }
 
     // Refuses plans that fit into the GPUs but not into the host. Closed forms do not count what is on the host, so
@@ -131,37 +132,44 @@ private:
         request_.progress(result_.evaluated, pruned);
     }
 
-    // Fills what stages wait for each other, and keeps more.
     std::vector<plan::Plan> with_split_backwards(const std::vector<plan::Plan>& plans) const {
         std::vector<plan::Plan> result;
-        if (pinned("schedule")) return result;
         for (const plan::Plan& found : plans)
-            for (const plan::ScheduleKind kind : stack_.split_schedules) {
-                const int chunks = plan::in_a_v(kind) ? 2 : 1;
-                if (found.pp == 1 || (pinned("vpp") && found.vpp != chunks)) continue;
-                plan::Plan plan = found;
-                plan.schedule = kind;
-                plan.vpp = chunks;
-                // Schedules other than DualPipeV have no whole backwards for a forward to run beside.
-                if (kind != plan::ScheduleKind::dualpipe_v && !pinned("ep_overlap")) plan.ep_overlap = false;
-                if (pinned("layout")) {
-                    if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
-                    continue;
-                }
-                for (plan::Plan& cut : stack::sound_cuts(plan, stack_)) result.push_back(std::move(cut));
-            }
+            for (plan::Plan& plan : split_backwards(found, stack_, pinned_)) result.push_back(std::move(plan));
         return result;
     }
 
-    std::vector<plan::Plan> with_delayed_wgrad() const {
-        std::vector<plan::Plan> result;
-        if (pinned("delay_wgrad")) return result;
+    // Choices that are not explored: those that bounds promise most of, and delayed weight gradients, of which bounds
+    // know little, on all plans near the best.
+    void play_variants() {
+        const std::vector<Ranked> near = near_best();
+        std::vector<std::optional<plan::Plan>> climbed(std::min(near.size(), most_climbed));
+        std::vector<std::unique_ptr<BoundModel>> bounds(threads_);
+        for (std::unique_ptr<BoundModel>& one : bounds) one = estimator_.bound_model();
+        in_parallel(climbed.size(), threads_, [&](std::size_t worker, std::size_t i) {
+            climbed[i] = best_variant(near[i].first, stack_, pinned_, estimator_, *bounds[worker], least_gain);
+        });
+        std::vector<plan::Plan> batch;
+        for (const std::optional<plan::Plan>& plan : climbed)
+            if (plan) batch.push_back(*plan);
+        play(batch);
+        play(with_delayed_wgrad());
+    }
+
+    // The listed plans and the others within what variants gain, fastest first.
+    std::vector<Ranked> near_best() const {
         std::vector<Ranked> all = top_plans_.plans();
         for (const Ranked& ranked : nearest_.plans())
             if (ranked.second.step_seconds < apart * least()) all.push_back(ranked);
         std::sort(all.begin(), all.end(), better);
         all.erase(std::unique(all.begin(), all.end(), same_plan), all.end());
-        for (const auto& [found, estimate] : all) {
+        return all;
+    }
+
+    std::vector<plan::Plan> with_delayed_wgrad() const {
+        std::vector<plan::Plan> result;
+        if (pinned("delay_wgrad")) return result;
+        for (const auto& [found, estimate] : near_best()) {
             plan::Plan plan = found;
             plan.delay_wgrad = !plan.delay_wgrad;
             if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
@@ -371,6 +379,7 @@ private:
     const stack::Stack& stack_;
     Estimator& estimator_;
     std::size_t threads_;
+    std::set<std::string> pinned_;
     TopK top_plans_;
     TopK nearest_{12, true}; // best plans of all that were played, whatever their mappings
     SearchResult result_;

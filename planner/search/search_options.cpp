@@ -61,12 +61,16 @@ std::vector<Option> SearchSpace::options() const {
 }
 
 // A graph of a whole step with experts needs rows that are known before the step: the capacity that the stack's recipes
-// plan for, and pages that hold what backward needs of the rows there are.
+// plan for, and pages that hold what backward needs of the rows there are. Where such graphs are usual, others are
+// explored with the same rows, so that all share what is known of layers, unless the stack excludes that. variants()
+// has the plans without a capacity.
 void SearchSpace::plan_rows(plan::Plan& plan) const {
-    if (plan.cuda_graph != plan::CudaGraph::full || stack_.usual_capacity == 0.0 || !plan::has_experts(plan)) return;
-    if (pinned("capacity") || plan.fixed_rows()) return;
-    plan.capacity = stack_.usual_capacity;
-    if (!pinned("paged_stash")) plan.paged_stash = stack_.paged_stash;
+    if (stack_.usual_capacity == 0.0 || !plan::has_experts(plan) || pinned("capacity") || plan.fixed_rows()) return;
+    if (plan.cuda_graph != plan::CudaGraph::full && stack_.usual_cuda_graph != plan::CudaGraph::full) return;
+    plan::Plan planned = plan;
+    planned.capacity = stack_.usual_capacity;
+    if (!pinned("paged_stash")) planned.paged_stash = stack_.paged_stash;
+    if (!stack::check_stack(planned, stack_) || stack::check_stack(plan, stack_)) plan = std::move(planned);
 }
 
 void SearchSpace::combine_options(const plan::Plan* known) {
@@ -90,12 +94,15 @@ void SearchSpace::combine_options(const plan::Plan* known) {
                 for (const std::string& value : values) {
                     more.push_back(root);
                     plan::set_field(more.back(), option.field, value);
-                    plan_rows(more.back());
                     if (!option.applies(degrees)) break;
                 }
             roots = std::move(more);
         }
-        for (plan::Plan& root : roots) root.optimizer = first_optimizer(root);
+        for (plan::Plan& root : roots) {
+            root.recompute = 0;
+            plan_rows(root);
+            root.optimizer = first_optimizer(root);
+        }
         for (const plan::Plan& root : roots)
             without_graphs_[bits].push_back(static_cast<std::size_t>(
                 std::find_if(roots.begin(), roots.end(),

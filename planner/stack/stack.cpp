@@ -147,6 +147,21 @@ Engine read_engine(const Json& json, const std::string& place) {
     return engine;
 }
 
+// "recipe_choices": {field of a plan: [values as --fix takes them]}.
+std::map<std::string, std::vector<std::string>> read_choices(const Json* json, const std::string& place) {
+    static const machine::Coefficients none; // choices hold no costs
+    std::map<std::string, std::vector<std::string>> result;
+    if (json == nullptr) return result;
+    Reader in(*json, place + ": recipe_choices", none);
+    for (const auto& item : json->items())
+        result[item.key()] = in.list(item.key(), [&item](std::string value) {
+            plan::Plan plan;
+            plan::set_field(plan, item.key(), value);
+            return value;
+        });
+    return result;
+}
+
 Stack read_stack(const Json& json, const std::string& place, const machine::Coefficients& coefficients) {
     Reader in(json, place, coefficients);
     Stack s;
@@ -164,6 +179,7 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
     s.paged_stash = in.flag("paged_stash", false);
+    s.recipe_choices = read_choices(in.find("recipe_choices"), place);
     if (in.find("fused_experts") != nullptr) s.fused_experts = in.list("fused_experts", machine::precision_from_string);
     s.fused_experts_need_stash = in.flag("fused_experts_need_stash", false);
     s.memory_headroom = in.number("memory_headroom", 0.0, 0.0, 0.9);

@@ -46,4 +46,14 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
     return std::max(compute, memory) + c.kernel_seconds;
 }
 
+// On an H200 they reached 10 to 21 TFLOPS forward and 8 to 12 backward (docs/notes/kernels-attention.md), of 67 in
+// FP32: the middles.
+double plain_attention_seconds(const Rates& rates, const program::Op& op) {
+    constexpr double forward = 15.5 / 67.0, backward = 10.0 / 67.0;
+    const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::fp32)];
+    const double rate = peak * (op.kind == program::OpKind::attention ? forward : backward) * rates.sm_share;
+    const double memory = op.bytes / (rates.hardware->memory_bandwidth * rates.costs->memory);
+    return std::max(op.flops / rate, memory) + rates.costs->kernel_seconds;
+}
+
 } // namespace moe::cost

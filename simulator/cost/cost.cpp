@@ -144,8 +144,10 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     }
     if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && stack_.costs.weighted_bias_bytes >= 0.0)
         return expert_bias_seconds(rates, op, program, fused);
-    if (std::holds_alternative<program::AttentionAttr>(op.attr))
-        return attention_seconds(rates, op, gemm_precision(op, program));
+    const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
+    if (attention != nullptr && attention->documents && plan::stack_traits(plan_).takes_attention_scratch)
+        return plain_attention_seconds(rates, op);
+    if (attention != nullptr) return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
 }
 
@@ -267,6 +269,12 @@ ContentionPrice CostModel::contention_price() const {
 
 double CostModel::device_seconds(const program::Op& op, const program::Program& program, bool merged) const {
     const machine::Hardware& hardware = *plan_.hardware;
+    const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
+    if (hardware.cpu && attention != nullptr && attention->documents) { // by the kernel that was measured without
+        program::Op plain = op;
+        std::get<program::AttentionAttr>(plain.attr).documents = false;
+        return device_seconds(plain, program, merged);
+    }
     const program::PeerAttr* peer = std::get_if<program::PeerAttr>(&op.attr);
     const bool to_myself =
         op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns

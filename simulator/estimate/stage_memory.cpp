@@ -155,11 +155,16 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
 
 } // namespace
 
+double micro_batch_input_bytes(const plan::Plan& plan) {
+    const auto tokens = static_cast<double>(plan.tokens_gathered());
+    const double documents = plan.masks_documents() ? tokens + static_cast<double>(plan.attention_rows()) : 0.0;
+    return 4.0 * (tokens * (2.0 + static_cast<double>(plan.model->mtp.size())) + documents);
+}
+
 double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
                   const std::vector<KeptActivations>& kept) {
-    const double inputs = 4.0 * static_cast<double>(plan.tokens_gathered()) *
-                              (2.0 + static_cast<double>(plan.model->mtp.size())) * plan.micro_batches() +
-                          4.0 * static_cast<double>(plan.seq / plan.cp);
+    const double inputs =
+        micro_batch_input_bytes(plan) * plan.micro_batches() + 4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
         (plan.pp > 1 ? group_bit(emit::groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(emit::groups::world) : 0);
     double worst = 0.0;

@@ -48,6 +48,9 @@ struct KeptActivations {
 // True where a rank with these states, of kept_together(), has merged slots: a step of few micro-batches may have none.
 bool merges(const std::vector<plan::Kept>& kept);
 
+// What the trainer writes for each micro-batch: ids, labels, and the documents of its rows where these are masked.
+double micro_batch_input_bytes(const plan::Plan& plan);
+
 // Bytes of the fullest rank, constants included. stages: by distinct shape; of_stage: the shape of each virtual stage;
 // activations: by pipeline rank.
 double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,

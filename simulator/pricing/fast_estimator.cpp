@@ -174,9 +174,8 @@ estimate::StageMemory stage_memory(estimate::SegmentCache& cache, const plan::Pl
 double laid_out(const plan::Plan& plan) {
     plan::Plan enough = plan;
     enough.gbs = plan.mbs * plan.dp * estimate::enough_micro_batches(plan);
-    // Ids and labels of the others.
-    const double inputs = 4.0 * (2.0 + static_cast<double>(plan.model->mtp.size())) *
-                          static_cast<double>(plan.tokens_gathered()) * (plan.micro_batches() - enough.micro_batches());
+    // Those of the others.
+    const double inputs = estimate::micro_batch_input_bytes(plan) * (plan.micro_batches() - enough.micro_batches());
     double worst = 0.0;
     for (int rank = 0; rank < plan.pp; ++rank) {
         const program::Program program = lower::lower(enough, rank);

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <set>
 #include <utility>
+#include <variant>
 
 namespace moe::replay {
 namespace {
@@ -70,6 +71,17 @@ std::vector<RankRun> representatives(const plan::Plan& plan, const StagePrograms
         for (const int rank : ranks[stage]) add(rank, 1, stage);
     std::sort(runs.begin(), runs.end(), [](const RankRun& a, const RankRun& b) { return a.rank < b.rank; });
     return runs;
+}
+
+// Every slot of a template runs once for a micro-batch.
+double core_seconds(const program::Program& program, const cost::ProgramCosts& costs) {
+    double seconds = 0.0;
+    for (std::size_t t = 0; t < program.templates.size(); ++t)
+        for (std::size_t i = 0; i < program.templates[t].ops.size(); ++i) {
+            const auto* attention = std::get_if<program::AttentionAttr>(&program.templates[t].ops[i].attr);
+            if (attention != nullptr && attention->documents) seconds += costs[t][i].device;
+        }
+    return seconds;
 }
 
 double last_end(const RankRun& run) {
@@ -138,8 +150,7 @@ void fill_rates(const plan::Plan& plan, search::Estimate& e) {
     const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
     if (e.step_seconds > 0.0) {
         e.tokens_per_second_per_gpu = tokens / e.step_seconds / plan.gpus;
-        e.tflops_per_gpu =
-            model::model_flops_per_token(*plan.model, plan.seq, plan.tp) * e.tokens_per_second_per_gpu / 1e12;
+        e.tflops_per_gpu = plan::flops_per_token(plan) * e.tokens_per_second_per_gpu / 1e12;
     }
     const double ranks_sharing =
         plan.hardware->cpu ? plan.gpus : 1.0; // The ranks of one process share the machine's memory.
@@ -167,6 +178,9 @@ Played play(const plan::Plan& plan, const stack::Stack& stack, routing::SkewPoin
     Played played;
     played.lowered = lower_all(result.timed, model);
     played.runs = representatives(result.timed, played.lowered, model.contention_price());
+    for (std::size_t stage = 0; stage < played.lowered.programs.size(); ++stage)
+        result.core_seconds =
+            std::max(result.core_seconds, core_seconds(*played.lowered.programs[stage], *played.lowered.costs[stage]));
     std::vector<RankRun>& runs = played.runs;
     if (plan.hardware->cpu)
         play_cores(result.timed, runs);

@@ -22,6 +22,9 @@ struct Simulation {
     // Index in timeline.ranks of the rank whose breakdown is given: the one that waits least for others. All meet at
     // the norm of the gradients, so that which ends last says little.
     int slowest = 0;
+    // Seconds of attention's cores over documents, of one micro-batch on the pipeline rank that has most; 0 where the
+    // plan masks none.
+    double core_seconds = 0.0;
     double host_seconds = 0.0;                 // when the last host had issued its last op
     std::vector<memory::MemoryPlan> memory;    // memory plans by pipeline rank
     std::vector<memory::MemoryBreakdown> held; // parts of the arena, by pipeline rank

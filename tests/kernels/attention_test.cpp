@@ -18,9 +18,11 @@ struct AttentionData {
     std::int64_t q_elements, k_elements, v_elements;
     Tensor q, k, v, sinks, o, lse, dout, dq, dk, dv, dsinks;
     Vec dsinks_before;
+    Index starts; // [seq_q * batch], empty: no documents
 
-    bool sees(std::int64_t i, std::int64_t j) const {
+    bool sees(std::int64_t b, std::int64_t i, std::int64_t j) const {
         const std::int64_t at = i + s.seq_k - s.seq_q;
+        if (!starts.empty() && j < starts[static_cast<std::size_t>(i * s.batch + b)]) return false;
         return (!s.causal || j <= at) && (s.window == 0 || j > at - s.window);
     }
     // Calls visit(head, sequence, query, scores of the visible keys, their numbers) on inputs q, k.
@@ -34,7 +36,7 @@ struct AttentionData {
                     std::vector<std::int64_t> keys;
                     const std::int64_t q_at = (i * s.batch + b) * s.q_stride + s.q_offset + h * s.qk_dim;
                     for (std::int64_t j = 0; j < s.seq_k; ++j) {
-                        if (!sees(i, j)) continue;
+                        if (!sees(b, i, j)) continue;
                         const std::int64_t k_at = (j * s.batch + b) * s.k_stride + s.k_offset + kv * s.qk_dim;
                         double dot = 0.0;
                         for (std::int64_t c = 0; c < s.qk_dim; ++c) {
@@ -98,6 +100,7 @@ struct AttentionData {
 struct Options {
     bool packed = false, sinks = false;
     Type type = Type::f32;
+    int documents = 0; // of each sequence, 0: it is not masked
 };
 
 AttentionShape shape(std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k, int heads, int kv_heads, int qk, int v,
@@ -138,7 +141,18 @@ std::shared_ptr<AttentionData> attention_data(const std::string& name, Attention
                                                            Tensor(t, nk),
                                                            Tensor(t, nv),
                                                            random.tensor(Type::f32, s.heads),
+                                                           {},
                                                            {}});
+    if (o.documents > 0) {
+        d->starts.resize(static_cast<std::size_t>(s.seq_q * s.batch), 0);
+        for (std::int64_t b = 0; b < s.batch; ++b)
+            for (int cut = 1; cut < o.documents; ++cut)
+                for (std::int64_t i = random.below(static_cast<std::int32_t>(s.seq_q)), from = i; i < s.seq_q; ++i) {
+                    std::int32_t& start = d->starts[static_cast<std::size_t>(i * s.batch + b)];
+                    start = std::max(start, static_cast<std::int32_t>(from + s.seq_k - s.seq_q));
+                }
+        d->s.document_start = d->starts.data();
+    }
     if (o.packed) d->k = d->q, d->v = d->q;
     d->dsinks_before = d->dsinks.values();
     return d;
@@ -147,16 +161,17 @@ std::shared_ptr<AttentionData> attention_data(const std::string& name, Attention
 double visible_pairs(const AttentionData& d) {
     double pairs = 0.0;
     for (std::int64_t i = 0; i < d.s.seq_q; ++i) {
-        for (std::int64_t j = 0; j < d.s.seq_k; ++j) pairs += d.sees(i, j) ? 1.0 : 0.0;
+        for (std::int64_t j = 0; j < d.s.seq_k; ++j)
+            for (std::int64_t b = 0; b < d.s.batch; ++b) pairs += d.sees(b, i, j) ? 1.0 : 0.0;
     }
-    return pairs * static_cast<double>(d.s.batch * d.s.heads);
+    return pairs * d.s.heads;
 }
 
 std::string describe(const char* op, const AttentionShape& s, Options o) {
-    return fmt::format("{} batch {} seq {}x{} heads {}/{} dims {}/{}{} window {}{}{}{} {}", op, s.batch, s.seq_q,
+    return fmt::format("{} batch {} seq {}x{} heads {}/{} dims {}/{}{} window {}{}{}{}{} {}", op, s.batch, s.seq_q,
                        s.seq_k, s.heads, s.kv_heads, s.qk_dim, s.v_dim, s.causal ? " causal" : "", s.window,
                        o.packed ? " packed" : "", o.sinks ? " sinks" : "", s.deterministic ? " deterministic" : "",
-                       name_of(o.type));
+                       o.documents > 0 ? fmt::format(" documents {}", o.documents) : std::string(), name_of(o.type));
 }
 
 Case attention_case(AttentionShape s, Options o) {
@@ -285,6 +300,28 @@ TEST_CASE("attention and its gradient: small shapes of every kind") {
             }
         }
     }
+}
+
+// Sequences of one micro-batch are cut at places of their own.
+TEST_CASE("attention and its gradient: documents see only themselves") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const bool sinks : {false, true}) {
+            for (const AttentionShape& s :
+                 {shape(1, 9, 9, 4, 2, 3, 3), shape(2, 12, 12, 2, 1, 4, 2), shape(2, 11, 11, 2, 2, 3, 3, true, 3)}) {
+                for (const bool packed : {false, true}) {
+                    check(attention_case(s, {packed, sinks, type, 3}));
+                    check(attention_grad_case(s, {packed, sinks, type, 3}));
+                }
+            }
+            check(attention_case(shape(2, 300, 300, 2, 1, 4, 3), {false, sinks, type, 5}));
+            check(attention_case(shape(1, 530, 530, 1, 1, 2, 2, true, 200), {false, sinks, type, 4}));
+        }
+        check(attention_case(shape(1, 200, 200, 2, 1, 64, 64), {true, false, type, 4}));
+    }
+    for (const AttentionShape& s :
+         {shape(1, 300, 300, 2, 1, 4, 3), shape(2, 290, 290, 2, 1, 16, 16), shape(1, 530, 530, 1, 1, 2, 2, true, 200)})
+        check(attention_grad_long_case(s, {false, false, Type::f32, 5}));
+    check(attention_grad_long_case(shape(2, 200, 200, 4, 2, 64, 64), {true, false, Type::bf16, 6}));
 }
 
 TEST_CASE("attention: sequences over several blocks of queries and keys") {

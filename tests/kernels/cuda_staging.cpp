@@ -81,6 +81,14 @@ public:
         } else if constexpr (std::is_same_v<T, Fp8Rows>) {
             return T{static_cast<std::uint8_t*>(translate(argument.data)),
                      static_cast<float*>(translate(argument.scale))};
+        } else if constexpr (std::is_same_v<T, AttentionShape>) {
+            T shape = argument;
+            shape.document_start = static_cast<const std::int32_t*>(translate(shape.document_start));
+            return shape;
+        } else if constexpr (std::is_same_v<T, LossShape>) {
+            T shape = argument;
+            shape.share = static_cast<const float*>(translate(shape.share));
+            return shape;
         } else if constexpr (std::is_pointer_v<T>) {
             return static_cast<T>(translate(argument));
         } else {

@@ -17,6 +17,7 @@ struct Whole { // packed rows [seq * batch, (heads + 2 kv_heads) dim]
     int heads, kv_heads, dim;
     std::int64_t window;
     bool with_sinks;
+    std::int64_t document = 0; // tokens of each document but the last, 0: no documents
 
     std::int64_t width() const { return std::int64_t{heads + 2 * kv_heads} * dim; }
 
@@ -36,7 +37,8 @@ private:
     void attend(const Vec& x, const Vec& sinks, std::int64_t b, int h, std::int64_t i, Vec& o) const {
         const int kv = h / (heads / kv_heads);
         const std::int64_t k_col = std::int64_t{heads + kv} * dim, v_col = k_col + std::int64_t{kv_heads} * dim;
-        const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, i - window + 1) : 0;
+        const std::int64_t seen = window > 0 ? std::max<std::int64_t>(0, i - window + 1) : 0;
+        const std::int64_t first = document > 0 ? std::max(seen, i / document * document) : seen;
         Vec weight;
         double sum = with_sinks ? std::exp(sinks[static_cast<std::size_t>(h)]) : 0.0;
         for (std::int64_t j = first; j <= i; ++j) {
@@ -63,7 +65,18 @@ Vec part_of(const Vec& whole, const Whole& w, std::int64_t cols, int ranks, int 
 
 struct Rank {
     Tensor qkv, o, lse, dout, dq, dkv;
+    Index starts;
 };
+
+// Where the documents of a rank's queries begin in the whole; empty without documents.
+Index starts_of(const Whole& w, int ranks, int rank) {
+    Index starts;
+    const std::int64_t run = w.seq / (2 * ranks);
+    for (const std::int64_t at : {std::int64_t{rank}, std::int64_t{2 * ranks - 1 - rank}})
+        for (std::int64_t row = at * run * w.batch; w.document > 0 && row < (at + 1) * run * w.batch; ++row)
+            starts.push_back(static_cast<std::int32_t>(row / w.batch / w.document * w.document));
+    return starts;
+}
 
 AttentionShape shape_of(const Whole& w, int ranks, int q_rank, int k_rank, bool merge) {
     AttentionShape s;
@@ -82,8 +95,9 @@ AttentionShape shape_of(const Whole& w, int ranks, int q_rank, int k_rank, bool 
 
 void check_spread(const Whole& w, int ranks, Type type) {
     const std::string name =
-        fmt::format("spread attention seq {} batch {} heads {}/{} dim {} window {}{} ranks {} {}", w.seq, w.batch,
-                    w.heads, w.kv_heads, w.dim, w.window, w.with_sinks ? " sinks" : "", ranks, name_of(type));
+        fmt::format("spread attention seq {} batch {} heads {}/{} dim {} window {}{}{} ranks {} {}", w.seq, w.batch,
+                    w.heads, w.kv_heads, w.dim, w.window, w.with_sinks ? " sinks" : "",
+                    w.document > 0 ? fmt::format(" documents of {}", w.document) : std::string(), ranks, name_of(type));
     INFO(name, " MOE_TEST_SEED=", seed());
     Random random(name);
     const std::int64_t out_cols = std::int64_t{w.heads} * w.dim;
@@ -98,16 +112,18 @@ void check_spread(const Whole& w, int ranks, Type type) {
         const std::int64_t rows = w.seq / ranks * w.batch;
         all.push_back({Tensor(type, part), Tensor(type, rows * out_cols), Tensor(Type::f32, rows * w.heads),
                        Tensor(type, part_of(dy.values(), w, out_cols, ranks, r)), Tensor(type, rows * w.width()),
-                       Tensor(Type::f32, Vec(static_cast<std::size_t>(rows * w.width()), 0.0))});
+                       Tensor(Type::f32, Vec(static_cast<std::size_t>(rows * w.width()), 0.0)),
+                       starts_of(w, ranks, r)});
     }
     // Own keys first, as a ring brings them: every query then sees something.
     for (int r = 0; r < ranks; ++r)
         for (int step = 0; step < ranks; ++step) {
             Rank &me = all[static_cast<std::size_t>(r)],
                  &other = all[static_cast<std::size_t>((r + ranks - step) % ranks)];
-            table().attention(shape_of(w, ranks, r, (r + ranks - step) % ranks, step > 0), me.qkv.src(),
-                              other.qkv.src(), other.qkv.src(), step == 0 ? sink : Src{}, me.o.dst(), me.lse.f32(),
-                              nullptr);
+            AttentionShape s = shape_of(w, ranks, r, (r + ranks - step) % ranks, step > 0);
+            if (w.document > 0) s.document_start = me.starts.data();
+            table().attention(s, me.qkv.src(), other.qkv.src(), other.qkv.src(), step == 0 ? sink : Src{}, me.o.dst(),
+                              me.lse.f32(), nullptr);
         }
     // Own keys last, as gradients of others' are on their way meanwhile: queries may begin without any key.
     for (int r = 0; r < ranks; ++r)
@@ -116,9 +132,10 @@ void check_spread(const Whole& w, int ranks, Type type) {
             Rank &me = all[static_cast<std::size_t>(r)],
                  &other = all[static_cast<std::size_t>((r + ranks - step) % ranks)];
             Tensor dkv(type, other.dkv.size()); // of this step; columns of queries stay what they are
-            table().attention_grad(shape_of(w, ranks, r, (r + ranks - step) % ranks, turn > 1), me.dout.src(),
-                                   me.qkv.src(), other.qkv.src(), other.qkv.src(), me.o.src(), me.lse.f32(),
-                                   step == 0 ? sink : Src{}, me.dq.dst(), dkv.dst(), dkv.dst(),
+            AttentionShape s = shape_of(w, ranks, r, (r + ranks - step) % ranks, turn > 1);
+            if (w.document > 0) s.document_start = me.starts.data();
+            table().attention_grad(s, me.dout.src(), me.qkv.src(), other.qkv.src(), other.qkv.src(), me.o.src(),
+                                   me.lse.f32(), step == 0 ? sink : Src{}, me.dq.dst(), dkv.dst(), dkv.dst(),
                                    step == 0 && w.with_sinks ? dsinks.f32() : nullptr, nullptr);
             const std::int64_t rows = dkv.size() / w.width(), from = std::int64_t{w.heads} * w.dim;
             for (std::int64_t row = 0; row < rows; ++row)
@@ -162,6 +179,16 @@ TEST_CASE("attention over a spread sequence: wide heads") {
     check_spread({16, 2, 4, 2, 8, 0, true}, 2, Type::bf16);
     check_spread({36, 1, 2, 1, 16, 0, false}, 3, Type::bf16);
     check_spread({16, 1, 2, 2, 8, 5, false}, 2, Type::bf16);
+}
+
+// Documents that end within runs, between them, and that a window cuts as well.
+TEST_CASE("attention over a spread sequence: documents see only themselves") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        check_spread({12, 2, 4, 2, 3, 0, false, 5}, 2, type);
+        check_spread({24, 1, 2, 1, 2, 4, true, 7}, 3, type);
+        check_spread({16, 2, 2, 2, 8, 0, true, 3}, 4, type);
+    }
+    check_spread({560, 1, 1, 1, 1, 0, false, 150}, 2, Type::f32);
 }
 
 // Runs longer than a block of queries (64), keys over more than one block (256).

@@ -70,6 +70,10 @@ void add_neighbours(CLI::App* verb, bool& off) {
     verb->add_flag("--no-neighbours", off, "do not correct predictions by the residuals of published runs nearby");
 }
 
+void add_lengths(CLI::App* verb, std::string& lengths, const char* text) {
+    add(verb, "--lengths", lengths, "FILE", text);
+}
+
 // Adds the options of a request; `required`: there is no plan that could stand for it.
 void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
@@ -90,6 +94,9 @@ void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--fix", o.fix, "FIELD=VALUE", "pin a plan field; may be repeated")
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add_lengths(verb, o.lengths,
+                "histogram of document lengths, lines of length,documents: plans mask documents, attention is priced "
+                "within them, and step times have a p50 and a p99");
     add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
         "share of a GPU's memory that plans leave free, such as 0.1; by default the stack's own: 0.05 for published "
         "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
@@ -138,6 +145,9 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
     add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
     add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
+    add_lengths(verb, o.lengths,
+                "histogram of document lengths, lines of length,documents, in place of the plan's own; the plan must "
+                "mask documents");
     add_spare_experts(verb, o.spare_experts);
     add_neighbours(verb, o.no_neighbours);
 }
@@ -308,6 +318,10 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
     add(verb, "--vocab", o.vocab, "bytes|FILE",
         "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json")
         ->capture_default_str();
+    verb->add_flag(
+        "--append-eod", o.append_eod,
+        "end every document with the end-of-document token: the eos_token of the tokenizer_config.json beside "
+        "--vocab FILE, or the one that its added tokens have");
 }
 
 void add_export(CLI::App& app, ExportVerbOptions& o) {

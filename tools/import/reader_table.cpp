@@ -112,7 +112,9 @@ bool any_pattern(const std::vector<std::string>& patterns, const std::string& te
 
 } // namespace
 
-bool ReaderTable::is_harmless(const std::string& setting) const { return any_pattern(harmless, setting); }
+bool ReaderTable::is_harmless(const std::string& setting) const {
+    return any_pattern(harmless, setting) && !any_pattern(read, setting);
+}
 bool ReaderTable::is_weak(const std::string& setting) const { return any_pattern(weak, setting); }
 bool ReaderTable::is_cosmetic(const std::string& fact) const { return any_pattern(cosmetic, fact); }
 
@@ -130,6 +132,7 @@ ReaderTable load_reader_table(const std::string& format) {
     table.engine = members.text("engine");
     table.part = members.text("part");
     table.harmless = members.texts("harmless");
+    table.read = members.texts("read");
     table.weak = members.texts("weak");
     table.cosmetic = members.texts("cosmetic");
     table.recipe = members.texts("recipe");

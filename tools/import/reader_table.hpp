@@ -40,6 +40,7 @@ struct ReaderTable {
     std::map<std::string, std::vector<std::string>> defaults; // default values; $WORD is that of the plan
     std::vector<FactDefaults> facts;
     std::vector<std::string> harmless; // patterns of harmless settings' names
+    std::vector<std::string> read;     // patterns of those among them that are read all the same
     std::vector<Beside> beside;
     std::map<std::string, std::string> asked_with; // settings that are asked for only where another one is on
     std::vector<std::string> weak;                 // settings that decide only where all others agree

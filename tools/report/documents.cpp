@@ -59,6 +59,14 @@ Json replication_json(const std::optional<pricing::Replication>& replication) {
             {"share_of_balanced", r.share_of_balanced}};
 }
 
+Json document_steps_json(const std::optional<replay::DocumentSteps>& documents) {
+    if (!documents) return nullptr;
+    return {{"step_seconds", quantiles_json(documents->step_seconds)},
+            {"mean_length", documents->mean_length},
+            {"pairs", documents->pairs},
+            {"steps", documents->steps}};
+}
+
 Json skew_json(const pricing::Skew& skew) {
     return {{"load", quantiles_json(skew.loads.time)},
             {"step_seconds", quantiles_json(skew.step_seconds)},
@@ -92,6 +100,7 @@ void add_note(Json& entry, const PlanNote& note) {
     entry["equal_to_first"] = note.equal_to_first;
     entry["first_is_faster"] = note.certainty ? Json(*note.certainty) : Json(nullptr);
     entry["trains_differently"] = note.trains_differently;
+    entry["documents"] = document_steps_json(note.documents);
     entry["nearest_published"] = Json::array();
     for (const published::NearRun& run : note.nearest)
         entry["nearest_published"].push_back({{"run_id", run.run_id},
@@ -179,12 +188,14 @@ Json memory_of(const replay::Simulation& simulation) {
 } // namespace
 
 std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
+                            const std::optional<replay::DocumentSteps>& documents,
                             const published::IntervalResult& interval, const published::Correction* correction,
                             const std::string& trace, const std::string& report) {
     Json document = Json::object();
     add_estimate(document, simulation.estimate);
     document["memory"] = memory_of(simulation);
     document["skew"] = skew_json(skew);
+    document["documents"] = document_steps_json(documents);
     document["interval"] = interval_json(interval);
     document["neighbours"] = correction_json(correction);
     if (!interval.interval) document["interval_reason"] = interval.reason;

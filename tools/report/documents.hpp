@@ -6,6 +6,7 @@
 #include "planner/search/search.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/improve.hpp"
+#include "simulator/replay/document_steps.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/import/import_plan.hpp"
 #include "tools/launch/engine_launch.hpp"
@@ -24,9 +25,11 @@ std::string search_document(const search::SearchResult& result, int gpus, const 
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.
+// documents: steps over drawn lengths, none where the plan masks no documents of known lengths.
 // interval: of tflops_per_gpu at its nominal coverage, null with a reason where nothing was measured.
 // correction: that is in the step's time, nullptr for none.
 std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
+                            const std::optional<replay::DocumentSteps>& documents,
                             const published::IntervalResult& interval, const published::Correction* correction,
                             const std::string& trace, const std::string& report);
 

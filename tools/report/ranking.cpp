@@ -24,6 +24,7 @@ int complexity(const plan::Plan& plan) {
     plain.gradients = plan.gradients;
     plain.gpus = plan.gpus, plain.gbs = plan.gbs, plain.seq = plan.seq;
     plain.dispatcher = plan.dispatcher;
+    plain.documents = plan.documents, plain.lengths = plan.lengths;
     return published::differing_choices(plain, plan);
 }
 

@@ -6,6 +6,7 @@
 #include "simulator/pricing/replication.hpp"
 #include "simulator/published/corrected_estimator.hpp"
 #include "simulator/published/nearest.hpp"
+#include "simulator/replay/document_steps.hpp"
 
 #include <optional>
 #include <string>
@@ -22,7 +23,8 @@ struct PlanNote {
     std::optional<double> certainty; // probability that the first plan is the faster one; none for the first itself
     std::vector<std::string> trains_differently; // what makes losses depend on the plan, see differences_of_training()
     std::vector<published::NearRun> nearest;
-    std::optional<goodput::Outlook> outlook; // where money, time or several numbers of GPUs are asked for
+    std::optional<replay::DocumentSteps> documents; // where the plan masks documents of known lengths
+    std::optional<goodput::Outlook> outlook;        // where money, time or several numbers of GPUs are asked for
 };
 
 // The terms of a ranking by GPU-hours, and what each number of GPUs gave.

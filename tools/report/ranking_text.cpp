@@ -93,10 +93,19 @@ Table ranking_table(const search::SearchResult& result, const Ranking& ranking) 
     return table;
 }
 
+std::string document_steps_text(const replay::DocumentSteps& d) {
+    return fmt::format("Documents of {:.4g} tokens on average leave {} of a sample's pairs; over {} drawn steps: mean "
+                       "{}, p50 {}, p99 {}",
+                       d.mean_length, percent_text(d.pairs), d.steps, seconds_text(d.step_seconds.mean),
+                       seconds_text(d.step_seconds.p50), seconds_text(d.step_seconds.p99));
+}
+
 std::vector<std::string> ranking_lines(const search::SearchResult& result, const Ranking& ranking) {
     std::vector<std::string> lines;
     if (!ranking.plans.empty() && ranking.plans.front().correction)
         lines.push_back(correction_text(&*ranking.plans.front().correction));
+    if (!ranking.plans.empty() && ranking.plans.front().documents)
+        lines.push_back("Plan 1: " + document_steps_text(*ranking.plans.front().documents));
     const auto equal = std::count_if(ranking.plans.begin(), ranking.plans.end(),
                                      [](const PlanNote& note) { return note.equal_to_first; });
     if (equal > 1 && ranking.widest_margin)

@@ -21,4 +21,7 @@ std::vector<std::string> ranking_lines(const search::SearchResult& result, const
 // The published runs nearest to the first plan; no rows where there are none.
 Table nearest_table(const Ranking& ranking);
 
+// The lengths of documents and what they make of steps, in one line.
+std::string document_steps_text(const replay::DocumentSteps& documents);
+
 } // namespace moe::tools

@@ -226,6 +226,13 @@ std::string show_stack_document(const stack::Stack& s, const machine::Hardware& 
                  {"paged_stash", s.paged_stash},
                  {"recompute_modules", plan::recompute::to_string(s.recompute_modules)},
                  {"recompute_sets", sets}};
+    json["recipe_choices"] = Json::object();
+    for (const auto& [field, values] : s.recipe_choices) json["recipe_choices"][field] = values;
+    const auto known = [](const std::string& version) { return version.empty() ? Json(nullptr) : Json(version); };
+    json["engine"] = {{"name", known(s.engine.name)},
+                      {"release", known(s.engine.release)},
+                      {"transformer_engine", known(s.engine.transformer_engine)},
+                      {"bridge", known(s.engine.bridge)}};
     json["usual"] = {{"dispatcher", plan::to_string(s.usual_dispatcher)},
                      {"cuda_graph", plan::to_string(s.usual_cuda_graph)},
                      {"ep_overlap", s.usual_ep_overlap},

@@ -24,7 +24,7 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
     : console_(console),
       steps_(steps),
       run_(run),
-      flops_per_token_(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)),
+      flops_per_token_(plan::flops_per_token(plan)),
       plan_(plan),
       gpus_(plan.gpus),
       routers_(*plan.model, plan.router.aux_loss) {}

@@ -40,14 +40,16 @@ void evaluate_verb(const EvaluateOptions& options) {
     if (options.batches < 0) refuse("--batches {}: must be 1 or more", options.batches);
     const UsedWeights weights(options);
     const plan::Plan plan = plan_of(options, weights);
-    const data::InOrder data(options.data, plan.seq, plan.model->vocab);
+    data::InOrder data(options.data, plan.seq, plan.model->vocab);
     Console console(options);
     const std::unique_ptr<train::Trainer> ranks = weights.ranks(plan, {true, 0}, console);
     std::int64_t samples = data.samples();
     if (options.batches > 0) samples = std::min(samples, options.batches * plan.gbs);
     const auto begin = std::chrono::steady_clock::now();
-    const train::Evaluation result =
-        ranks->evaluate([&data](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); }, samples);
+    const train::Evaluation result = ranks->evaluate(
+        {[&data](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); },
+         [&data](std::int64_t sample, std::span<std::int32_t> out) { data.read_documents(sample, out); }},
+        samples);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (options.json) return print(evaluate_document({0, result.loss, result.tokens}, plan.seq));
     console.say("Loss {:.4f} nats/token, perplexity {:.4f}, over {} tokens in sequences of {}", result.loss,

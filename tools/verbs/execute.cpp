@@ -8,6 +8,7 @@
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/own_balance.hpp"
 #include "simulator/replay/simulate.hpp"
@@ -107,6 +108,15 @@ data::SampleData open_data(const ExecuteOptions& options, const plan::Plan& plan
     for (const std::string& text : options.data) blend.push_back(blend_entry(text));
     return data::SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
                             static_cast<std::uint64_t>(options.seed));
+}
+
+// The plan; where it masks documents and says no lengths, with those of the data, which FLOPs and prices follow.
+plan::Plan with_lengths(plan::Plan plan, data::SampleData& data) {
+    if (!plan.masks_documents() || !plan.lengths.empty()) return plan;
+    model::DocumentLengths lengths;
+    for (const auto& [length, documents] : data.document_lengths()) lengths.bins.push_back({length, documents});
+    plan.lengths = model::to_string(model::merged(std::move(lengths), model::most_document_bins));
+    return plan;
 }
 
 std::unique_ptr<data::InOrder> open_valid_data(const ExecuteOptions& options, const plan::Plan& plan) {
@@ -255,15 +265,16 @@ public:
     Execution(const ExecuteOptions& options, const plan::Plan& plan, std::string balance, comm::Transport* transport,
               int local = 0)
         : options_(options),
-          plan_(plan),
           balance_(std::move(balance)),
           transport_(transport),
           train_with_(train_options(options)),
           first_(transport == nullptr || transport->rank() == 0),
           console_(options, !first_),
           data_(open_data(options, plan)),
+          plan_(with_lengths(plan, data_)),
           valid_(open_valid_data(options, plan)),
-          simulation_(replay::simulate(plan, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+          simulation_(
+              replay::simulate(plan_, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
         train_with_.device = local;
         train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
@@ -276,7 +287,13 @@ public:
         train::Trainer trainer(plan_, train_with_);
         std::optional<weights::FolderLock> lock;
         if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
-        if (lock) lock->remove_partial_checkpoints();
+        if (lock) {
+            lock->remove_partial_checkpoints();
+            constexpr double bytes_of_parameter = 12.0; // the weight and both moments, in FP32
+            weights::require_room(options_.checkpoint,
+                                  bytes_of_parameter *
+                                      static_cast<double>(model::count_parameters(*plan_.model).total));
+        }
         set_weights(options_, trainer, data_, console_);
         require_one_start(trainer);
         if (first_ && !options_.metrics.empty())
@@ -345,7 +362,9 @@ private:
             saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
         train::train(
-            trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+            trainer, train_with_,
+            {[this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+             [this](std::int64_t sample, std::span<std::int32_t> starts) { data_.read_documents(sample, starts); }},
             [&](const train::StepResult& step) {
                 log.add(step);
                 evaluate(trainer, log, step.step);
@@ -369,7 +388,9 @@ private:
         if (options_.eval_batches > 0) samples = std::min(samples, options_.eval_batches * plan_.gbs);
         const auto begin = std::chrono::steady_clock::now();
         const train::Evaluation evaluation = trainer.evaluate(
-            [this](std::int64_t sample, std::span<std::int32_t> out) { valid_->read(sample, out); }, samples);
+            {[this](std::int64_t sample, std::span<std::int32_t> out) { valid_->read(sample, out); },
+             [this](std::int64_t sample, std::span<std::int32_t> starts) { valid_->read_documents(sample, starts); }},
+            samples);
         log.add(evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
 
@@ -411,13 +432,13 @@ private:
     }
 
     const ExecuteOptions& options_;
-    const plan::Plan& plan_;
     std::string balance_; // own_balance() as it is said
     comm::Transport* transport_;
     train::TrainOptions train_with_;
     bool first_; // says and writes what is said and written once
     Console console_;
     data::SampleData data_;
+    plan::Plan plan_;
     std::unique_ptr<data::InOrder> valid_; // null: no evaluation
     replay::Simulation simulation_;
     RunRecord run_;

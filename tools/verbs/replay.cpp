@@ -2,19 +2,23 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/corrected_estimator.hpp"
+#include "simulator/replay/document_steps.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/correction.hpp"
 #include "tools/report/documents.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/html.hpp"
+#include "tools/report/ranking_text.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace moe::tools {
@@ -35,7 +39,13 @@ void replay_verb(const ReplayOptions& options) {
     refuse_overwriting("--trace", options.trace, options.plan);
     refuse_overwriting("--report", options.report, options.plan);
     refuse_overwriting("--report", options.report, options.trace);
-    const plan::Plan plan = plan::load_plan(options.plan);
+    plan::Plan plan = plan::load_plan(options.plan);
+    if (!options.lengths.empty()) {
+        if (!plan.masks_documents())
+            refuse("{}: documents = ignore, and --lengths {} is of documents that are masked: search again with it",
+                   options.plan, options.lengths);
+        plan.lengths = model::to_string(model::read_document_lengths(options.lengths));
+    }
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
     published::Corrector corrector(stack, !options.no_neighbours);
@@ -55,9 +65,11 @@ void replay_verb(const ReplayOptions& options) {
     }
     const published::Correction* const correction = corrector.of(plan);
     const search::Estimate& e = simulation.estimate;
+    const std::optional<replay::DocumentSteps> documents =
+        replay::document_steps(plan, simulation.core_seconds, e.step_seconds);
     const published::IntervalResult interval = published::interval_of(plan, e, stack.executable, correction);
     if (options.json)
-        return print(replay_document(simulation, skew, interval, correction, options.trace, options.report));
+        return print(replay_document(simulation, skew, documents, interval, correction, options.trace, options.report));
     Console console(options);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
@@ -65,6 +77,7 @@ void replay_verb(const ReplayOptions& options) {
                 e.fits ? "" : " (does not fit)");
     if (e.host_bytes > 0.0) console.say("{:.2f} GiB of the host's memory for what a GPU offloads", gib(e.host_bytes));
     console.say("{}", interval_text(interval));
+    if (documents) console.say("{}", document_steps_text(*documents));
     if (correction != nullptr)
         console.say("{}", options.quiet ? correction_line(correction) : correction_text(correction));
     if (options.quiet) return;

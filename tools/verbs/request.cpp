@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/routing.hpp"
@@ -111,6 +112,14 @@ Request request_of(const SearchOptions& options) {
     base.seq = options.seq;
     request.search.precisions = precisions_of(options.precisions);
     request.search.fixed = fixed_fields(options);
+    if (!options.lengths.empty()) {
+        base.documents = plan::Documents::mask;
+        base.lengths = model::to_string(model::read_document_lengths(options.lengths));
+        for (const auto& [field, value] : request.search.fixed)
+            if (field == "lengths" || (field == "documents" && value != "mask"))
+                refuse("--lengths {} --fix {}={}: lengths are of documents that are masked: leave one of them out",
+                       options.lengths, field, value);
+    }
     check_histogram(options, *base.model);
     request.search.top = static_cast<int>(options.top);
     request.point = point_of(options.optimize_for);

@@ -2,6 +2,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
 #include "simulator/goodput/cheapest.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
@@ -60,6 +61,16 @@ void print_plans(Console& console, const search::SearchResult& result, const Ran
     console.table(nearest_table(ranking));
 }
 
+// Steps over the lengths of documents, of the plans that are shown.
+void add_document_steps(const search::SearchResult& result, const stack::Stack& stack, Ranking& ranking) {
+    for (std::size_t i = 0; i < result.plans.size(); ++i) {
+        const auto& [plan, estimate] = result.plans[i];
+        if (plan.masked_lengths().bins.empty()) continue;
+        ranking.plans[i].documents =
+            replay::document_steps(plan, replay::timed(plan, stack).core_seconds, estimate.step_seconds);
+    }
+}
+
 // What plans leave free, and of which memory.
 std::string headroom_text(const Request& request) {
     if (request.headroom == 0.0) return "";
@@ -114,6 +125,7 @@ void search_verb(const SearchOptions& options) {
     const bool money = terms.given() || offers.counts.size() > 1;
     if (!money) offers.outlooks.clear();
     Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs, corrector, offers.outlooks);
+    add_document_steps(result, request.stack, ranking);
     if (money) ranking.money = Money{terms, offers.counts};
     ranking.replication = replication;
     if (options.json) return print(search_document(result, result.plans.front().first.gpus, ranking));

@@ -194,6 +194,18 @@ void show_hardware(const ShowOptions& options) {
     facts.print(console);
 }
 
+// The releases whose rules and prices a stack has.
+std::string engine_text(const stack::Engine& engine) {
+    std::string text = engine.name.empty() ? "none that is known" : engine.name;
+    const auto add = [&text](const char* name, const std::string& version) {
+        if (!version.empty()) text += fmt::format("{}{}", name, version);
+    };
+    add(" ", engine.release);
+    add(", Transformer Engine ", engine.transformer_engine);
+    add(", Megatron-Bridge ", engine.bridge);
+    return text;
+}
+
 void show_stack(const ShowOptions& options) {
     const machine::Hardware machine =
         options.hardware.empty() ? machine_of(options.name) : machine::load_hardware(options.hardware);
@@ -225,6 +237,11 @@ void show_stack(const ShowOptions& options) {
     facts.add("gradients in", machine::to_string(s.usual_gradients));
     facts.add("recompute tried", or_none(sets));
     facts.add("recompute known", plan::recompute::to_string(s.recompute_modules));
+    std::vector<std::string> choices;
+    for (const auto& [field, values] : s.recipe_choices)
+        choices.push_back(fmt::format("{} {}", field, fmt::join(values, " or ")));
+    facts.add("recipes have also", or_none(choices));
+    facts.add("engine", engine_text(s.engine));
     facts.add("does not have", missing.empty() ? "nothing of the above" : or_none(missing));
     facts.add("features", s.features.empty() ? "" : or_none(s.features));
     if (console.verbose()) facts.add("source", s.source);

@@ -15,9 +15,11 @@ void tokenize_verb(const TokenizeOptions& options) {
         refuse("--out '{}': must be the prefix of two files, for example runs/text", options.out);
     if (options.vocab != "bytes" && !std::filesystem::is_regular_file(options.vocab))
         refuse("--vocab {}: must be bytes or the path of a tokenizer.json", options.vocab);
-    const data::TokenizeResult result = options.vocab == "bytes"
-                                            ? data::tokenize_bytes(options.texts, options.out)
-                                            : data::tokenize_words(options.texts, options.vocab, options.out);
+    if (options.append_eod && options.vocab == "bytes")
+        refuse("--append-eod: a vocabulary of bytes has no end-of-document token: give --vocab TOKENIZER.json");
+    const data::TokenizeResult result =
+        options.vocab == "bytes" ? data::tokenize_bytes(options.texts, options.out)
+                                 : data::tokenize_words(options.texts, options.vocab, options.out, options.append_eod);
     if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
     Console console(options);
     console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),

@@ -32,6 +32,7 @@ struct SearchOptions : OutputOptions {
     std::string stack;                                     // empty = the hardware's default
     std::vector<std::string> fix;                          // FIELD=VALUE
     std::int64_t top = 5;
+    std::string lengths;                   // file of document lengths, empty = samples are whole or the plan's own
     std::string optimize_for = "mean";     // of skewed routing: mean, p50 or p99
     std::int64_t spare_experts = 2;        // of skewed routing: slots of a rank for copies of hot experts
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
@@ -43,6 +44,7 @@ void search_verb(const SearchOptions& options);
 
 struct ReplayOptions : OutputOptions {
     std::string plan;
+    std::string lengths;            // as search's
     std::string trace, report;      // empty = not written
     std::int64_t spare_experts = 2; // as search's
     bool no_neighbours = false;     // as in SearchOptions
@@ -159,6 +161,7 @@ struct TokenizeOptions : OutputOptions {
     std::vector<std::string> texts;
     std::string out; // prefix of the .bin/.idx pair
     std::string vocab = "bytes";
+    bool append_eod = false; // every document ends with the end-of-document token
 };
 void tokenize_verb(const TokenizeOptions& options);
 

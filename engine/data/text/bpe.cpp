@@ -120,4 +120,10 @@ std::string BytePairEncoder::bytes(std::span<const std::int32_t> ids) const {
     return text;
 }
 
+std::optional<std::int32_t> BytePairEncoder::added_token(std::string_view text) const {
+    for (const Added& token : added_)
+        if (token.text == text) return token.id;
+    return std::nullopt;
+}
+
 } // namespace moe::data

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,6 +57,8 @@ public:
     }
     // The bytes that ids stand for, added tokens as they are written; ids without a token give nothing.
     std::string bytes(std::span<const std::int32_t> ids) const;
+    // Id of the added token with this text, if there is one.
+    std::optional<std::int32_t> added_token(std::string_view text) const;
 
 private:
     struct Merge {

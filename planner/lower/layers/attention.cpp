@@ -188,7 +188,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     }
     qkv_raw_ = qkv;
     rope_ = {tokens,
-             b.plan().mbs,
+             rope_batch(b),
              a_.heads / tp,
              a_.kv_heads / tp,
              a_.qk_dim,
@@ -199,7 +199,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
              a_.qk_norm,
              program::frequency_scale(model_, a_.rope_dim)};
     const program::TensorId rotated = b.activation("qkv_rope", tokens, width);
-    std::vector<program::TensorId> in{qkv, b.program().io.positions}, out{rotated};
+    std::vector<program::TensorId> in{qkv, rope_positions(b)}, out{rotated};
     if (a_.qk_norm) {
         q_head_norm_ = b.weight(key_ + ".q_norm", a_.q_norm(), 1);
         k_head_norm_ = b.weight(key_ + ".k_norm", a_.k_norm(), 1);
@@ -232,7 +232,7 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
     attend_backward(b, doutput, drotated, drotated, drotated);
     b.module = program::Module::attn_in;
     const program::TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
-    std::vector<program::TensorId> in{drotated, b.program().io.positions}, out{dqkv};
+    std::vector<program::TensorId> in{drotated, rope_positions(b)}, out{dqkv};
     if (a_.qk_norm) {
         in.insert(in.end(), {qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});
         out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
@@ -245,6 +245,14 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
     }
     return emit::linear_backward(b, qkv_, dqkv);
 }
+
+// Positions by which heads turn: of each row in its document, or of each place in the sequence for the whole batch.
+// What is generated is one document.
+bool AttentionLayer::by_documents(const emit::Builder& b) { return b.plan().masks_documents() && b.cached_keys == 0; }
+program::TensorId AttentionLayer::rope_positions(const emit::Builder& b) {
+    return by_documents(b) ? b.program().io.document_positions : b.program().io.positions;
+}
+std::int64_t AttentionLayer::rope_batch(const emit::Builder& b) { return by_documents(b) ? 1 : b.plan().mbs; }
 
 // An operand of the core in its precision.
 program::TensorId AttentionLayer::low(emit::Builder& b, program::TensorId x, const std::string& name) const {

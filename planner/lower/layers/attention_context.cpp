@@ -2,6 +2,7 @@
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/model/document_lengths.hpp"
 #include "planner/plan/mesh.hpp"
 
 #include <array>
@@ -86,6 +87,14 @@ program::AttentionAttr ring_step(program::AttentionAttr a, int ring, int step, b
     return a;
 }
 
+// Where the document of each query begins is the operand behind all others.
+void add_documents(const emit::Builder& b, const program::AttentionAttr& attr, std::size_t operands,
+                   std::vector<program::TensorId>& in) {
+    if (!attr.documents) return;
+    in.resize(operands, program::no_tensor);
+    in.push_back(b.program().io.document_starts);
+}
+
 void columns(emit::Builder& b, program::TensorId x, program::TensorId y, const program::ColumnsAttr& attr) {
     const double share = static_cast<double>(attr.cols);
     b.emit(program::OpKind::copy_columns, {x}, {y}, attr).bytes =
@@ -140,6 +149,9 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
     if (b.cached_keys > 0) return attend_cached(b, q, k, v, attr, sinks);
     attr_ = attr;
     attr_.deterministic = b.plan().deterministic;
+    attr_.documents = b.plan().masks_documents();
+    if (const model::DocumentLengths lengths = b.plan().masked_lengths(); !lengths.bins.empty())
+        attr_.visible = model::keys_seen(a_, b.plan().seq, &lengths) / static_cast<double>(b.plan().seq);
     const program::TensorId rotated = q; // Packed queries, keys and values are quantized once.
     const HeadPieces pieces = k == rotated ? packed_pieces(attr) : HeadPieces{};
     const auto operand = [&](program::TensorId x, const char* name) {
@@ -169,6 +181,7 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
             in.insert(in.end(), {program::no_tensor, o_, lse_}); // Sinks join the sum once.
         else if (sinks != program::no_tensor)
             in.push_back(sinks);
+        add_documents(b, attr_, 6, in);
         program::Op& op =
             b.emit(program::OpKind::attention, std::move(in), {o_, lse_}, ring_step(attr, steps, step, step > 0));
         op.flops = core_flops(attr, false);
@@ -188,6 +201,7 @@ program::TensorId AttentionLayer::ring_backward(emit::Builder& b, program::Tenso
         program::TensorId dkv = b.activation("dkv", b.at(kv).rows, b.at(kv).cols);
         std::vector<program::TensorId> in{doutput, q_, kv, kv, o_, lse_};
         if (step > 1) in.insert(in.end(), {program::no_tensor, dq});
+        add_documents(b, attr_, 8, in);
         b.emit(program::OpKind::attention_grad, std::move(in), {dq, dkv, dkv}, ring_step(attr_, steps, step, step > 1))
             .flops = core_flops(attr_, true);
         if (arrived != program::no_tensor) dkv = b.add(arrived, dkv, "dkv_sum");
@@ -213,6 +227,7 @@ void AttentionLayer::attend_backward(emit::Builder& b, program::TensorId doutput
     std::vector<program::TensorId> in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
     if (a_.sinks || steps > 1) in.push_back(a_.sinks ? sinks_.value : program::no_tensor);
     if (steps > 1) in.push_back(dq);
+    add_documents(b, attr_, 8, in);
     if (a_.sinks) out.push_back(sinks_.gradient);
     b.emit(program::OpKind::attention_grad, std::move(in), std::move(out), ring_step(attr_, steps, 0, steps > 1))
         .flops = core_flops(attr_, true);

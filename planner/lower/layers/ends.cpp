@@ -60,6 +60,12 @@ program::TensorId HeadLayer::labels(const emit::Builder& b) const {
     return depth_ == 0 ? io.labels : io.mtp_labels[static_cast<std::size_t>(depth_ - 1)];
 }
 
+// The operands of a loss, with the share of its labels behind them where documents mask some.
+std::vector<program::TensorId> HeadLayer::with_share(const emit::Builder& b, std::vector<program::TensorId> in) const {
+    if (b.plan().masks_documents()) in.push_back(b.program().io.label_shares[static_cast<std::size_t>(depth_)]);
+    return in;
+}
+
 program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const plan::Plan& plan = b.plan();
     const std::int64_t rows = b.gathered_tokens(), local = plan.padded_vocab() / plan.tp;
@@ -86,7 +92,8 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const program::TensorId local_stat = b.tensor(key_ + ".stat_local", program::Dtype::f32, rows, 2);
     if (at_once(plan) && b.with_backward) {
         loss_.gradient_scale = gradient_.scale;
-        b.emit(program::OpKind::cross_entropy, {logits_, labels(b)}, {logits_, local_max, local_stat, loss}, loss_);
+        b.emit(program::OpKind::cross_entropy, with_share(b, {logits_, labels(b)}),
+               {logits_, local_max, local_stat, loss}, loss_);
         return normed;
     }
     const auto summed = [&](program::TensorId partial, bool max, const char* name) {
@@ -101,7 +108,7 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     max_ = summed(local_max, true, ".max");
     b.emit(program::OpKind::ce_sum, {logits_, max_, labels(b)}, {local_stat}, loss_);
     stat_ = summed(local_stat, false, ".stat");
-    b.emit(program::OpKind::ce_loss, {max_, stat_}, {loss}, loss_);
+    b.emit(program::OpKind::ce_loss, with_share(b, {max_, stat_}), {loss}, loss_);
     return normed;
 }
 
@@ -112,7 +119,7 @@ program::TensorId HeadLayer::backward(emit::Builder& b, program::TensorId dnorme
     program::TensorId dlogits = logits_;
     if (!at_once(b.plan())) {
         dlogits = b.activation(key_ + ".dlogits", b.at(logits_).rows, b.at(logits_).cols);
-        b.emit(program::OpKind::ce_grad, {logits_, max_, stat_, labels(b)}, {dlogits}, gradient_);
+        b.emit(program::OpKind::ce_grad, with_share(b, {logits_, max_, stat_, labels(b)}), {dlogits}, gradient_);
     }
     program::TensorId d = emit::linear_backward(b, head_, dlogits);
     if (dnormed != program::no_tensor) d = b.add(d, dnormed, key_ + ".dnormed");

@@ -78,6 +78,9 @@ private:
     program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId attend(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
                              program::AttentionAttr attr, program::TensorId sinks);
+    static bool by_documents(const emit::Builder& b);
+    static program::TensorId rope_positions(const emit::Builder& b);
+    static std::int64_t rope_batch(const emit::Builder& b);
     program::TensorId attend_cached(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
                                     program::AttentionAttr attr, program::TensorId sinks) const;
     program::TensorId low(emit::Builder& b, program::TensorId x, const std::string& name) const;
@@ -254,6 +257,7 @@ public:
 
 private:
     program::TensorId labels(const emit::Builder& b) const;
+    std::vector<program::TensorId> with_share(const emit::Builder& b, std::vector<program::TensorId> in) const;
     const model::Model& model_;
     std::string key_, norm_name_;
     int depth_;

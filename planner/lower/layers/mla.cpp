@@ -61,7 +61,7 @@ program::TensorId AttentionLayer::mla_core(emit::Builder& b, program::TensorId n
     const program::TensorId kv = emit::linear_forward(b, kv_up_, kv_in, b.activation_dtype());
 
     mla_rope_ = {tokens,
-                 b.plan().mbs,
+                 rope_batch(b),
                  static_cast<int>(heads),
                  static_cast<int>(nope),
                  a_.rope_dim,
@@ -73,7 +73,7 @@ program::TensorId AttentionLayer::mla_core(emit::Builder& b, program::TensorId n
     const program::TensorId q_rope = b.activation("q", tokens, heads * a_.qk_dim);
     const program::TensorId k = b.activation("k", tokens, heads * a_.qk_dim);
     const program::TensorId v = b.activation("v", tokens, heads * a_.v_dim);
-    b.emit(program::OpKind::mla_rope, {q, kv, kv_down_full_, b.program().io.positions}, {q_rope, k, v}, mla_rope_);
+    b.emit(program::OpKind::mla_rope, {q, kv, kv_down_full_, rope_positions(b)}, {q_rope, k, v}, mla_rope_);
 
     program::AttentionAttr attr;
     attr.batch = b.plan().mbs;
@@ -101,8 +101,7 @@ program::TensorId AttentionLayer::mla_core_backward(emit::Builder& b, program::T
     const program::TensorId dq = b.activation("dq", tokens, width(q_));
     const program::TensorId dkv = b.activation("dkv", tokens, kv_up_.weight.n);
     const program::TensorId dkv_down_full = b.activation("dkv_down_full", tokens, a_.kv_lora + a_.rope_dim);
-    b.emit(program::OpKind::mla_rope_grad, {dq_rope, dk, dv, b.program().io.positions}, {dq, dkv, dkv_down_full},
-           mla_rope_);
+    b.emit(program::OpKind::mla_rope_grad, {dq_rope, dk, dv, rope_positions(b)}, {dq, dkv, dkv_down_full}, mla_rope_);
     const program::TensorId dkv_in = emit::linear_backward(b, kv_up_, dkv);
     return mla_latents_backward(b, emit::linear_backward(b, q_up_, dq), dkv_in, dkv_down_full);
 }

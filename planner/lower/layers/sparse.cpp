@@ -155,7 +155,7 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
     const program::TensorId absorbed = b.activation("q_absorbed", tokens, heads * a_.kv_lora);
     b.gemm(q, kv_up_.weight.value, absorbed, by_heads(heads, tokens, a_.kv_lora, nope));
     mla_rope_ = {tokens,
-                 b.plan().mbs,
+                 rope_batch(b),
                  static_cast<int>(heads),
                  static_cast<int>(nope),
                  a_.rope_dim,
@@ -166,8 +166,7 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
                  program::frequency_scale(model_, a_.rope_dim)};
     q_ = b.activation("q", tokens, heads * wide);
     const program::TensorId k = b.activation("k", tokens, wide);
-    b.emit(program::OpKind::mla_rope, {q, absorbed, kv_in, kv_down_full_, b.program().io.positions}, {q_, k},
-           mla_rope_);
+    b.emit(program::OpKind::mla_rope, {q, absorbed, kv_in, kv_down_full_, rope_positions(b)}, {q_, k}, mla_rope_);
     k_ = gather_context(b, k, "k_all");
 
     if (a_.indexes()) {
@@ -216,8 +215,8 @@ program::TensorId AttentionLayer::sparse_core_backward(emit::Builder& b, program
     const program::TensorId dq = b.activation("dq", tokens, heads * a_.qk_dim);
     const program::TensorId dkv_in = b.activation("dkv_in", tokens, a_.kv_lora);
     const program::TensorId dkv_down_full = b.activation("dkv_down_full", tokens, a_.kv_lora + a_.rope_dim);
-    b.emit(program::OpKind::mla_rope_grad, {dq_wide, dk, dq_nope, b.program().io.positions},
-           {dq, dkv_in, dkv_down_full}, mla_rope_);
+    b.emit(program::OpKind::mla_rope_grad, {dq_wide, dk, dq_nope, rope_positions(b)}, {dq, dkv_in, dkv_down_full},
+           mla_rope_);
     const program::TensorId dq_in = emit::linear_backward(b, q_up_, dq);
     if (a_.indexes()) pick_keys_backward(b);
     return mla_latents_backward(b, dq_in, dkv_in, dkv_down_full);

@@ -60,6 +60,11 @@ TEST_CASE("cuda ranks 2: context parallel by a ring and by heads") {
     check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "alltoall"}, {"ep", "2"}});
 }
 
+TEST_CASE("cuda ranks 2: documents stay apart under context parallelism") {
+    check_ranks(2, "qwen3", {{"documents", "mask"}, {"cp", "2"}, {"mbs", "2"}});
+    check_ranks(2, "gptoss", {{"documents", "mask"}, {"cp", "2"}, {"cp_comm", "alltoall"}});
+}
+
 TEST_CASE("cuda ranks 2: pipelines, interleaved, and a V with split backwards") {
     check_ranks(2, "qwen3", {{"pp", "2"}});
     check_ranks(2, "deepseek3-mtp", {{"pp", "2"}});

@@ -179,6 +179,37 @@ TEST_CASE("samples follow the documents, overlap by their label, and start again
     CHECK_THROWS_AS(data::SampleData({}, 10, 1, 200, false, 1), Error);
 }
 
+TEST_CASE("samples know where their documents begin") {
+    const Folder folder;
+    std::vector<std::vector<std::uint16_t>> documents{{0, 1, 2}, {3}, {}, {4, 5, 6, 7, 8, 9, 10}, {11, 12}};
+    for (std::uint16_t token = 13; token < 41; ++token) documents.back().push_back(token);
+    write_dataset<std::uint16_t>(folder / "s", 8, documents);
+    data::SampleData data({{folder / "s", 1.0}}, 10, 2, 200, false, 1);
+    std::vector<std::int32_t> starts(11);
+    data.read_documents(0, starts);
+    CHECK(starts == std::vector<std::int32_t>{0, 0, 0, 3, 4, 4, 4, 4, 4, 4, 4});
+    data.read_documents(1, starts);
+    CHECK(starts == std::vector<std::int32_t>{0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
+    data.read_documents(2, starts);
+    CHECK(starts == std::vector<std::int32_t>(11, 0));
+    CHECK(data.document_lengths() == std::map<std::int64_t, double>{{1, 1.0}, {3, 1.0}, {7, 1.0}, {30, 1.0}});
+    // A longer sample of blocks in another order: each block that does not follow the one before is a document's start.
+    data::SampleData old({{folder / "s", 1.0}}, 5, 2, 200, true, 3), longer({{folder / "s", 1.0}}, 10, 2, 200, true, 3);
+    longer.start(1, old.position(1), true);
+    std::vector<std::int32_t> sample(11);
+    longer.read(1, sample);
+    longer.read_documents(1, starts);
+    CHECK(starts[5] == (sample[5] == sample[4] + 1 ? starts[4] : 5));
+    // Indexes whose documents are not in order are refused by name, once they are asked for.
+    std::string index = read_file(folder / "s.idx");
+    const std::int64_t late = 5;
+    std::memcpy(index.data() + 34 + 12 * documents.size() + 8, &late, sizeof late);
+    write_file(folder / "t.idx", index);
+    write_file(folder / "t.bin", read_file(folder / "s.bin"));
+    data::SampleData broken({{folder / "t", 1.0}}, 10, 2, 200, false, 1);
+    CHECK_THROWS_WITH_AS(broken.read_documents(0, starts), doctest::Contains("document 2 begins at sequence 2"), Error);
+}
+
 TEST_CASE("shuffling takes every sample once per pass, in another order each pass") {
     const Folder folder;
     std::vector<std::uint16_t> tokens(1001);

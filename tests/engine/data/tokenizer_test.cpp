@@ -120,3 +120,29 @@ TEST_CASE("tokenizer: what is not read is refused by its field") {
     CHECK_THROWS_WITH_AS(encoder.encode("good \xff", 6, {"text.txt", 100}, known, ids),
                          "text.txt: byte 105 is not UTF-8: convert the file", Error);
 }
+
+TEST_CASE("documents end with the tokenizer's end-of-document token where that is asked for") {
+    if (no_icu()) return;
+    const Folder folder;
+    Json json = made_by_hand();
+    write_file(folder / "tokenizer.json", json.dump());
+    write_file(folder / "text", std::string("hello"));
+    const auto tokenize = [&] {
+        return data::tokenize_words({folder / "text", folder / "text"}, folder / "tokenizer.json", folder / "out",
+                                    true);
+    };
+    CHECK_THROWS_WITH_AS(tokenize(), doctest::Contains("tokenizer_config.json"), Error);
+    write_file(folder / "tokenizer_config.json", std::string(R"({"eos_token": {"content": "<|end|>"}})"));
+    CHECK(tokenize().documents == 2);
+    const data::IndexedDataset dataset(folder / "out");
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(dataset.tokens()));
+    dataset.read(0, ids, 263);
+    CHECK(ids.back() == 262);
+    CHECK(ids[ids.size() / 2 - 1] == 262);
+    write_file(folder / "tokenizer_config.json", std::string(R"({"eos_token": "<|other|>"})"));
+    CHECK_THROWS_WITH_AS(tokenize(), doctest::Contains("eos_token"), Error);
+    std::filesystem::remove(folder / "tokenizer_config.json");
+    json["added_tokens"][0]["content"] = "<|endoftext|>";
+    write_file(folder / "tokenizer.json", json.dump());
+    CHECK(tokenize().tokens == dataset.tokens());
+}

@@ -43,6 +43,14 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
 }
 
+TEST_CASE("cuda: documents that are masked are the CPU's, in a graph too") {
+    for (const char* model : {"qwen3", "deepseek3", "deepseek3-mtp", "gptoss", "llama"}) {
+        check_model(model, {{"documents", "mask"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"recompute", "core_attn"}, {"precision", "bf16"}}, 2e-2, true);
+    }
+}
+
 // No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {

@@ -46,7 +46,7 @@ std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
 // The fields of what is trained, which the one-rank plan has as well.
 constexpr std::array trained_fields{"optimizer", "precision",   "balance", "load_balancing",
-                                    "aux_loss",  "bias_update", "z_loss"};
+                                    "aux_loss",  "bias_update", "z_loss",  "documents"};
 
 void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) {
@@ -69,6 +69,7 @@ void draw_model(Dice& dice, RandomCase& c) {
     if (!latent) c.config.emplace_back("head_dim", dice.of({"4", "6", "8"}));
     if (dice.one_in(3)) c.config.emplace_back("tie_word_embeddings", "true");
     if (dice.one_in(2)) c.config.emplace_back("vocab_size", dice.of({"17", "64", "83"}));
+    if (dice.one_in(3)) c.plan.emplace_back("documents", "mask");
     if (c.model == "llama") return;
     const int experts = dice.of({4, 8, 16});
     c.config.emplace_back(c.model == "mixtral" || c.model == "gptoss" ? "num_local_experts"

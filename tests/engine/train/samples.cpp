@@ -105,17 +105,27 @@ plan::Plan small_plan(std::shared_ptr<const model::Model> model, int ranks, cons
 }
 
 train::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed) {
-    return [vocab, seed](std::int64_t sample, std::span<std::int32_t> tokens) {
+    const auto tokens = [vocab, seed](std::int64_t sample, std::span<std::int32_t> out) {
         std::uint64_t x = seed + 1000003u * static_cast<std::uint64_t>(sample);
         std::int64_t token = static_cast<std::int64_t>(x % static_cast<std::uint64_t>(vocab));
-        for (std::int32_t& out : tokens) {
+        for (std::int32_t& to : out) {
             x = x * 6364136223846793005u + 1442695040888963407u;
             // Three times in four the successor is fixed.
             token = x >> 62 == 0 ? static_cast<std::int64_t>((x >> 33) % static_cast<std::uint64_t>(vocab))
                                  : (7 * token + 3) % vocab;
-            out = static_cast<std::int32_t>(token);
+            to = static_cast<std::int32_t>(token);
         }
     };
+    const auto documents = [seed](std::int64_t sample, std::span<std::int32_t> starts) {
+        std::uint64_t x = seed + 7919u * static_cast<std::uint64_t>(sample);
+        std::int32_t start = 0;
+        for (std::size_t at = 0; at < starts.size(); ++at) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            if (at > 0 && (x >> 33) % 8 == 0) start = static_cast<std::int32_t>(at);
+            starts[at] = start;
+        }
+    };
+    return {tokens, documents};
 }
 
 double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {

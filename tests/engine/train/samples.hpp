@@ -30,7 +30,8 @@ struct SmallBatch {
 moe::plan::Plan small_plan(std::shared_ptr<const moe::model::Model> model, int ranks, const Fields& fields,
                            SmallBatch batch = {});
 
-// Deterministic tokens with some structure to learn: each depends on its predecessor.
+// Deterministic tokens with some structure to learn: each depends on its predecessor. Documents of one to some twenty
+// tokens, for plans that mask them.
 moe::train::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed = 7);
 
 // |a - b| / |b| in double, over whole tensors.

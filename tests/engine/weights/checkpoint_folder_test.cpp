@@ -183,3 +183,11 @@ TEST_CASE("a folder that cannot be written is named before the first step") {
     weights::test_write(folder / "c", "-y");
     CHECK_FALSE(fs::exists(folder / "c/write-test-y"));
 }
+
+TEST_CASE("a checkpoint that cannot have room is named before the first step") {
+    const Folder folder;
+    weights::require_room(folder.path.string(), 1.0);
+    weights::require_room("/proc", 1e18); // says nothing of room
+    CHECK_THROWS_WITH_AS(weights::require_room(folder.path.string(), 1e18),
+                         doctest::Contains("a checkpoint takes 1e+09 GB, but "), Error);
+}

@@ -116,6 +116,10 @@ bool draw(Random& random, RandomPlan& out) {
         moe::plan::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
     Random aside = random; // a draw that leaves the other plans of a seed as they are
     p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;
+    if (aside.next() % 8 == 0) {
+        p.documents = moe::plan::Documents::mask;
+        p.lengths = "300:40+2500:6+20000:1";
+    }
     if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan::plan_to_json(p);

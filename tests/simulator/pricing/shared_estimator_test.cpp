@@ -54,6 +54,8 @@ const std::map<std::string, Values>& field_values() {
         {"delay_wgrad", {"off", "on"}},
         {"cuda_graph", {"none", "partial", "full", "attn", "attn+moe_router"}},
         {"deterministic", {"off", "on"}},
+        {"documents", {"ignore", "mask"}},
+        {"lengths", {"none", "100:10+3000:4", "512:1"}},
         {"routing", {"balanced", "load:1.2", "load:1.2:0.3", "load:1.4", "dirichlet:2", "zipf:0.5"}},
         {"balance", {"natural", "forced"}},
         {"load_balancing", {"aux_loss", "seq_aux_loss", "global_aux_loss"}},

@@ -4,7 +4,9 @@
 #include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/search_space.hpp"
+#include "planner/search/variants.hpp"
 #include "planner/stack/stack.hpp"
+#include "simulator/published/recipe_request.hpp"
 
 #include <fmt/format.h>
 
@@ -14,19 +16,15 @@
 namespace moe::search {
 namespace {
 
-// Fields that a request states: search gives every candidate the same.
-const std::vector<std::string>& stated_fields() {
-    static const std::vector<std::string> fields{
-        "routing",     "balance",     "load_balancing",  "aux_loss",         "z_loss",
-        "bias_update", "drop_policy", "expert_capacity", "pad_to_capacity",  "fp8_scaling",
-        "bf16_layers", "gradients",   "deterministic",   "expert_precision",
-    };
-    return fields;
-}
-
 // Fields of the roots: what options() combines, and the rows that a whole graph plans.
 const char* const root_fields[] = {"ep_overlap", "dispatcher", "cuda_graph", "tp_overlap",
                                    "cp_comm",    "fsdp",       "capacity",   "paged_stash"};
+
+// `moe` repeats its parts anyway.
+unsigned without_parts(unsigned recomputed) {
+    using namespace plan::recompute;
+    return (recomputed & moe) != 0 ? recomputed & ~(moe_act | shared_experts) : recomputed;
+}
 
 template <class Range, class Text>
 std::string listed(const Range& range, const Text& text) {
@@ -40,7 +38,8 @@ std::string listed(const Range& range, const Text& text) {
 
 class Lookup {
 public:
-    Lookup(const plan::Plan& plan, const stack::Stack& stack) : plan_(plan), stack_(stack), space_(request(), stack) {}
+    Lookup(const plan::Plan& plan, const stack::Stack& stack)
+        : plan_(plan), stack_(stack), space_(published::request_of(plan), stack) {}
 
     std::vector<OutsideField> run() {
         degrees();
@@ -50,7 +49,7 @@ public:
             add("mbs", listed(sizes, [](std::int64_t size) { return std::to_string(size); }));
         choices();
         const auto& sets = space_.recompute_sets();
-        if (std::find(sets.begin(), sets.end(), plan_.recompute) == sets.end())
+        if (std::find(sets.begin(), sets.end(), without_parts(plan_.recompute)) == sets.end())
             add("recompute", listed(sets, plan::recompute::to_string));
         const auto& optimizers = space_.optimizers();
         if (std::find(optimizers.begin(), optimizers.end(), plan_.optimizer) == optimizers.end())
@@ -63,21 +62,13 @@ public:
     }
 
 private:
-    SearchRequest request() const {
-        SearchRequest result;
-        plan::Plan& base = result.base;
-        base.model = plan_.model;
-        base.hardware = plan_.hardware;
-        base.stack = plan_.stack;
-        base.gpus = plan_.gpus;
-        base.gbs = plan_.gbs;
-        base.seq = plan_.seq;
-        result.precisions = {plan_.precision};
-        for (const std::string& field : stated_fields()) {
-            const std::string text = plan::field_text(plan_, field);
-            if (text != plan::field_text(base, field)) result.fixed.emplace_back(field, text);
-        }
-        return result;
+    // True where search tries the plan's value on the plans that it finds.
+    bool varied(const std::string& field) const {
+        for (const Variation& variation : variations(stack_))
+            if (variation.field == field)
+                for (const std::string& value : variation.values)
+                    if (value == plan::field_text(plan_, field)) return true;
+        return false;
     }
 
     void add(const char* field, std::string words) {
@@ -107,12 +98,20 @@ private:
         if (plan_.schedule != usual && std::find(kinds.begin(), kinds.end(), plan_.schedule) == kinds.end())
             add("schedule", to_string(usual));
         if (split) return; // Its chunks and cuts are those of sound_cuts().
+        const std::string own = plan::layout_to_string(plan::stages(plan_));
         const std::vector<int> chunks = space_.chunk_counts(plan_.pp);
+        for (const int vpp : chunks) {
+            plan::Plan found = plan_;
+            found.vpp = vpp;
+            found.schedule = vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
+            found.layout = space_.stage_splits(plan_.pp, vpp).back().layout;
+            for (const plan::Plan& cut : recut(found, stack_, {}))
+                if (cut.vpp == plan_.vpp && plan::layout_to_string(plan::stages(cut)) == own) return;
+        }
         if (std::find(chunks.begin(), chunks.end(), plan_.vpp) == chunks.end()) {
             add("vpp", listed(chunks, [](int count) { return std::to_string(count); }));
             return;
         }
-        const std::string own = plan::layout_to_string(plan::stages(plan_));
         std::vector<std::string> cuts;
         for (const StageSplit& cut : space_.stage_splits(plan_.pp, plan_.vpp)) {
             if (!cut.possible) continue;
@@ -124,19 +123,26 @@ private:
             outside_.push_back({"layout", own, listed(cuts, [](const std::string& cut) { return cut; })});
     }
 
-    // The root that has most of the plan's choices says which of them are outside.
+    // The root that has most of the plan's choices says which of them are outside. Roots with a capacity have variants
+    // without.
     void choices() {
         std::vector<const char*> fewest(std::begin(root_fields), std::end(root_fields));
         const plan::Plan* nearest = nullptr;
         for (const plan::Plan& root : space_.roots(plan_.tp, plan_.cp, plan_.ep, plan_.etp, plan_.pp)) {
             std::vector<const char*> differ;
-            for (const char* field : root_fields)
-                if (plan::field_text(root, field) != plan::field_text(plan_, field)) differ.push_back(field);
+            const bool routed = root.capacity > 0.0 && plan_.capacity == 0.0;
+            for (const char* field : root_fields) {
+                const std::string name = field;
+                if (routed && (name == "capacity" || name == "paged_stash")) continue;
+                if (plan::field_text(root, name) != plan::field_text(plan_, name)) differ.push_back(field);
+            }
             if (nearest != nullptr && differ.size() >= fewest.size()) continue;
             fewest = differ;
             nearest = &root;
         }
-        for (const char* field : fewest) add(field, nearest != nullptr ? plan::field_text(*nearest, field) : "");
+        for (const char* field : fewest)
+            if (nearest == nullptr || !varied(field))
+                add(field, nearest != nullptr ? plan::field_text(*nearest, field) : "");
     }
 
     // What candidates have as the request does.
@@ -144,7 +150,7 @@ private:
         for (const char* field :
              {"rank_order", "attention_precision", "head_precision", "memory_efficient_permutation"}) {
             const std::string text = plan::field_text(space_.base(), field);
-            if (text != plan::field_text(plan_, field)) add(field, text);
+            if (text != plan::field_text(plan_, field) && !varied(field)) add(field, text);
         }
     }
 

@@ -155,6 +155,25 @@ TEST_CASE("engines: what cannot be said is refused by the name of the field") {
     CHECK(fault(plan, tools::megatron_lm_launch).find("compressed attention") != std::string::npos);
 }
 
+TEST_CASE("engines: documents are masked by the release that can, and refused elsewhere") {
+    plan::Plan plan = sample("Qwen3-30B-A3B", "h100", 16);
+    plan.stack = "bridge-26.08";
+    set(plan, {{"documents", "mask"}});
+    const std::string script = tools::megatron_lm_launch(plan, two_of_eight).text;
+    for (const char* flag : {"--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss",
+                             "--calculate-per-token-loss", "--dataloader-inter-document-masking"})
+        CHECK(script.find(flag) != std::string::npos);
+    CHECK(tools::megatron_bridge_launch(plan, two_of_eight).text.find("inter_document_masking: true") !=
+          std::string::npos);
+    set(plan, {{"mbs", "2"}});
+    CHECK(fault(plan, tools::megatron_bridge_launch).starts_with("2: documents mask: "));
+    plan = qwen();
+    set(plan, {{"documents", "mask"}});
+    CHECK(fault(plan, tools::torchtitan_launch).find("documents mask: ") != std::string::npos);
+    plan.stack = "bridge-26.02";
+    CHECK(fault(plan, tools::megatron_lm_launch).find("issue 2357") != std::string::npos);
+}
+
 TEST_CASE("engines: a rule of the release refuses the plan, with its source") {
     plan::Plan plan = deepseek();
     set(plan, {{"ep_overlap", "off"}, {"delay_wgrad", "on"}});

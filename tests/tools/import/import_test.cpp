@@ -83,6 +83,22 @@ TEST_CASE("import: a launch script of Megatron-LM becomes a plan that replays") 
     CHECK(printed.out.find("--made-up-flag") != std::string::npos);
 }
 
+TEST_CASE("import: documents that are masked, in the words of a release and with the flags alone") {
+    const Folder folder;
+    folder.write("train.sh", mixtral + "\n");
+    folder.write("flags.txt", "--reset-position-ids --reset-attention-mask --eod-mask-loss\n");
+    folder.write("loss.txt", "--eod-mask-loss --calculate-per-token-loss\n");
+    folder.write("all.txt", "--reset-position-ids --reset-attention-mask --eod-mask-loss --calculate-per-token-loss "
+                            "--dataloader-inter-document-masking\n");
+    const auto documents = [](const Json& read) { return read["plan"]["documents"].get<std::string>(); };
+    CHECK(documents(imported(folder, "train.sh loss.txt --hardware h100")) == "ignore");
+    CHECK(documents(imported(folder, "train.sh all.txt --hardware h100")) == "mask");
+    const Json flags = imported(folder, "train.sh flags.txt --hardware h100");
+    CHECK(documents(flags) == "mask");
+    CHECK(finds(flags, "warning", "documents", "--dataloader-inter-document-masking"));
+    CHECK(documents(imported(folder, "train.sh flags.txt --hardware h100 --stack bridge-26.02")) == "mask");
+}
+
 TEST_CASE("import: broken rules and plans that do not fit are errors, with the rule's source") {
     const Folder folder;
     folder.write("train.sh", mixtral + "\n");

@@ -132,6 +132,7 @@ private:
         set(plan, 0.3, "cuda_graph", {"attn", "partial", "attn+moe_router", "full", "moe_router+moe_preprocess"});
         if (plan.cuda_graph == plan::CudaGraph::full) set(plan, 0.7, "capacity", {"1.5"});
         if (plan.capacity > 0.0) set(plan, 0.7, "paged_stash", {"on"});
+        set(plan, 0.1, "documents", {"mask"});
         if (plan.ep > 1) router(plan);
     }
 

@@ -1,7 +1,12 @@
 // A property of every document that is read: any field replaced by any hostile value is accepted, or refused as bad
 // input in one line that names file and field.
+#include "engine/base/crc32c.hpp"
+#include "engine/data/text/bpe.hpp"
+#include "engine/weights/checkpoint.hpp"
+#include "engine/weights/safetensors.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/machine/coefficients.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
@@ -13,6 +18,8 @@
 #include "simulator/published/neighbours.hpp"
 #include "simulator/published/ratios.hpp"
 #include "simulator/routing/routing.hpp"
+#include "tests/engine/data/made_tokenizer.hpp"
+#include "tests/engine/weights/made_snapshot.hpp"
 #include "tests/support/draws.hpp"
 #include "tests/support/folder.hpp"
 #include "tests/support/published_plan.hpp"
@@ -158,6 +165,13 @@ Document model_document(const std::string& name) {
             }};
 }
 
+void write_plainly(const std::string& path, const std::string& text) { // without waiting for the disk
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    REQUIRE(file != nullptr);
+    REQUIRE(std::fwrite(text.data(), 1, text.size(), file) == text.size());
+    REQUIRE(std::fclose(file) == 0);
+}
+
 // A copy of the profiles whose files may be written; readers that know names alone find them there.
 class Profiles {
 public:
@@ -180,12 +194,6 @@ public:
     void restore(const std::string& file) const { write_plainly(folder_ / file, read_file(before_ + "/" + file)); }
 
 private:
-    static void write_plainly(const std::string& path, const std::string& text) {
-        std::FILE* file = std::fopen(path.c_str(), "wb");
-        REQUIRE(file != nullptr);
-        REQUIRE(std::fwrite(text.data(), 1, text.size(), file) == text.size());
-        REQUIRE(std::fclose(file) == 0);
-    }
     ::Folder folder_;
     std::string before_;
 };
@@ -246,6 +254,59 @@ TEST_CASE("hostile fields: what was measured and fitted") {
         "generation": "hopper", "precision": "bf16", "stack": "s", "software": "w", "gpus": 8, "seq": 4096,
         "log_error": 0.1, "noise": 0.05}]})"),
            by_file([](const std::string& path) { stack::load_anchored(path); })});
+}
+
+// Under the checksum that the content has.
+TEST_CASE("hostile fields: the index of a checkpoint") {
+    const ::Folder folder;
+    weights::write_checkpoint(folder / "c", made_snapshot(3, "-x"));
+    const std::string path = folder / "c/step-00000003", index = path + "/index.json";
+    check({"step-00000003", load_json<Json>(index).at("checkpoint"), [&](const std::string& text) {
+               const std::string content = json_text(parse_json<Json>(text, index));
+               write_plainly(index,
+                             fmt::format(R"({{"crc32c":{},"checkpoint":{}}})", engine::crc32c(content), content));
+               weights::StoredCheckpoint{path};
+           }});
+}
+
+TEST_CASE("hostile fields: the header of a safetensors file") {
+    const ::Folder folder;
+    const std::string path = folder / "hostile.safetensors";
+    const Json header = Json::parse(R"({"__metadata__": {"format": "pt"},
+        "one": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "other": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]}})");
+    check({"hostile.safetensors", header, [&](const std::string& text) {
+               const std::uint64_t length = text.size();
+               std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+               write_plainly(path, bytes + text + std::string(32, '\1'));
+               const weights::Safetensors file(path);
+               for (const auto& [name, tensor] : file.tensors()) {
+                   std::vector<float> values(static_cast<std::size_t>(tensor.elements));
+                   weights::read_floats(tensor, name, 0, values);
+               }
+           }});
+}
+
+// The 256 tokens of bytes are set when the text is read: replacing each of them would say nothing more.
+TEST_CASE("hostile fields: a tokenizer.json") {
+    if (no_icu()) return;
+    const ::Folder folder;
+    const std::string path = folder / "hostile.json";
+    Json tokenizer = made_by_hand();
+    Json bytes = Json::object();
+    for (const auto& [token, id] : tokenizer["model"]["vocab"].items())
+        if (id < 256) bytes[token] = id;
+    for (const auto& [token, id] : bytes.items()) tokenizer["model"]["vocab"].erase(token);
+    const std::string first = "\"vocab\":{", alphabet = bytes.dump();
+    check({"hostile.json", tokenizer, [&](const std::string& text) {
+               std::string whole = text;
+               if (const std::size_t at = whole.find(first + "\""); at != std::string::npos)
+                   whole.insert(at + first.size(), alphabet.substr(1, alphabet.size() - 2) + ",");
+               write_plainly(path, whole);
+               data::BytePairEncoder::Known known;
+               std::vector<std::int32_t> ids;
+               data::BytePairEncoder(path).encode("hello lo w", 10, {"hostile.json", 0}, known, ids);
+           }});
 }
 
 TEST_CASE("hostile fields: stacks, rules, coefficients and the tables of other tools") {

@@ -10,9 +10,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 using moe::test::check_line;
 using moe::test::document;
@@ -38,16 +41,22 @@ double loss(const Json& run, std::size_t from_the_end) {
     return steps[steps.size() - 1 - from_the_end]["loss"];
 }
 
-// The newest of the folders that carry a checkpoint's final name; 0 without any.
-int newest_step(const std::string& path) {
-    int newest = 0;
+// Steps of the folders that carry a checkpoint's final name.
+std::vector<int> steps_in(const std::string& path) {
+    std::vector<int> steps;
     std::error_code missing;
     for (const auto& entry : std::filesystem::directory_iterator(path, missing)) {
         const std::string name = entry.path().filename().string();
         if (name.rfind("step-", 0) == 0 && name.find('.') == std::string::npos)
-            newest = std::max(newest, std::stoi(name.substr(5)));
+            steps.push_back(std::stoi(name.substr(5)));
     }
-    return newest;
+    return steps;
+}
+
+// The newest of them; 0 without any.
+int newest_step(const std::string& path) {
+    const std::vector<int> steps = steps_in(path);
+    return steps.empty() ? 0 : *std::max_element(steps.begin(), steps.end());
 }
 
 } // namespace
@@ -109,27 +118,110 @@ TEST_CASE("SIGTERM or Ctrl-C saves and ends the run with exit status 0") {
     }
 }
 
-TEST_CASE("a run killed at any moment goes on where its last whole checkpoint stands") {
+namespace {
+
+// Checkpoints that were damaged on purpose, and are until a run writes them anew.
+class Damage {
+public:
+    explicit Damage(std::string folder) : folder_(std::move(folder)) {}
+
+    // The newest checkpoint that nobody has damaged.
+    int newest_whole() const {
+        int newest = 0;
+        for (const int step : steps()) newest = damaged(step) ? newest : std::max(newest, step);
+        return newest;
+    }
+    bool any_newer() const {
+        const std::vector<int> all = steps();
+        return std::any_of(all.begin(), all.end(), [&](int step) { return step > newest_whole(); });
+    }
+    // Cuts a file of that checkpoint, or turns a bit of it over.
+    void strike(int step, std::mt19937& random) {
+        std::vector<std::string> files;
+        for (const auto& entry : std::filesystem::directory_iterator(path_of(step)))
+            files.push_back(entry.path().string());
+        std::sort(files.begin(), files.end());
+        const std::string& file = files[random() % files.size()];
+        std::string bytes = text_of(file);
+        const std::size_t at = random() % bytes.size();
+        if (random() % 2 == 0)
+            bytes.resize(at);
+        else
+            bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+        std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
+        struck_[step] = {file, bytes};
+    }
+
+private:
+    static std::string text_of(const std::string& path) {
+        std::ostringstream text;
+        text << std::ifstream(path, std::ios::binary).rdbuf();
+        return text.str();
+    }
+    std::string path_of(int step) const {
+        const std::string digits = std::to_string(step);
+        return folder_ + "/step-" + std::string(8 - digits.size(), '0') + digits;
+    }
+    bool damaged(int step) const {
+        const auto found = struck_.find(step);
+        return found != struck_.end() && text_of(found->second.first) == found->second.second;
+    }
+    std::vector<int> steps() const { return steps_in(folder_); }
+
+    std::string folder_;
+    std::map<int, std::pair<std::string, std::string>> struck_; // file and what it holds since, by step
+};
+
+} // namespace
+
+TEST_CASE(
+    "a run killed at any moment, or without room, or beside another, goes on where its last whole checkpoint is") {
     const Folder folder;
     set_up(folder);
     constexpr int steps = 100000; // more than any run before its end takes
-    const int kills = static_cast<int>(environment("MOE_PLAN_KILLS", 4));
-    std::mt19937 random(5);
-    int reached = 0, progressed = 0;
+    const int kills = static_cast<int>(environment("MOE_PLAN_KILLS", 5));
+    const auto seed = static_cast<unsigned>(environment("MOE_PLAN_SEED", 5));
+    std::mt19937 random(seed);
+    Damage damage(folder.file("c"));
+    int reached = 0, progressed = 0, faults[5] = {};
+    const std::string run = execute("plan.json", steps, "--checkpoint c --save-interval 1 --resume");
     for (int i = 0; i < kills; ++i) {
-        const double seconds = std::uniform_real_distribution<>(0.05, 0.7)(random);
-        const Outcome killed = folder.run("timeout -s KILL " + std::to_string(seconds) + " " +
-                                          execute("plan.json", steps, "--checkpoint c --save-interval 1 --resume"));
-        // Whatever it was doing, nothing that carries a final name is damaged.
-        CAPTURE(killed.err);
-        CHECK(killed.err.find("skipped") == std::string::npos);
-        CHECK((killed.status == 137 || killed.status == 0));
-        const int newest = newest_step(folder.file("c"));
+        const std::string seconds = std::to_string(std::uniform_real_distribution<>(0.05, 0.7)(random));
+        const int fault = i < 5 ? i : static_cast<int>(random() % 5);
+        CAPTURE(seed);
+        CAPTURE(i);
+        CAPTURE(fault);
+        ++faults[fault];
+        if (fault == 1 && newest_step(folder.file("c")) == reached && steps_in(folder.file("c")).size() > 1) {
+            damage.strike(reached, random);
+            reached = damage.newest_whole();
+        }
+        const bool older = damage.any_newer();
+        std::string command = "timeout -s KILL " + seconds + " " + run;
+        if (fault == 2) command = "timeout -s TERM " + seconds + " " + run;
+        if (fault == 3) // no file may be longer than that, in blocks of 512 bytes: as on a full disk
+            command = "trap '' XFSZ; ulimit -f " + std::to_string(16 + random() % 60) + "; " + command;
+        if (fault == 4) // another run at the same time; one of both is sent away
+            command = run + " > other.out 2> other.err & " + command +
+                      "; status=$?; kill -KILL $! 2> /dev/null; "
+                      "wait $!; exit $status";
+        const Outcome ended = folder.run(command);
+        CAPTURE(ended.err);
+        // Whatever it was doing, nothing that carries a final name is damaged, but what was damaged here.
+        if (!older) CHECK(ended.err.find("skipped") == std::string::npos);
+        CHECK_MESSAGE((ended.status == 137 || ended.status == 124 || ended.status == 0 ||
+                       (fault == 3 && ended.status == 1) || (fault == 4 && ended.status == 2)),
+                      ended.status);
+        if (ended.status == 1) CHECK(ended.err.find("cannot write") != std::string::npos);
+        if (ended.status == 2) CHECK(ended.err.find("another run writes there") != std::string::npos);
+        const int newest = damage.newest_whole();
         CHECK(newest >= reached);
         progressed += newest > reached ? 1 : 0;
         reached = newest;
     }
-    MESSAGE(kills, " kills, ", progressed, " of them behind a new checkpoint; step ", reached);
+    MESSAGE(kills, " ends (killed ", faults[0], ", killed behind damage ", faults[1], ", SIGTERM ", faults[2],
+            ", no room ", faults[3], ", beside another ", faults[4], "), ", progressed,
+            " of them behind a new checkpoint; step ", reached);
     const Json rest = document(folder.run(execute("plan.json", reached + 1, "--checkpoint c --resume")));
     REQUIRE(rest["steps"].size() == 1);
     const Json whole = document(folder.run(execute("plan.json", reached + 1, "")));
