@@ -1,6 +1,8 @@
 // Prices of products by how the rows of their operands and results begin.
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/alignment.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "simulator/replay/walls.hpp"
