@@ -140,8 +140,8 @@ void attention(const OpContext& c) {
 }
 
 void attention_cached(const OpContext& c) {
-    c.kernels.attention_cached(attention_shape(c, 5), src(c, 0), src(c, 1), src(c, 2), ints(c, 3), src(c, 4), dst(c, 0),
-                               dst(c, 1), dst(c, 2), c.stream);
+    c.kernels.attention_cached(attention_shape(c, c.op.in.size()), src(c, 0), src(c, 1), src(c, 2), ints(c, 3),
+                               src(c, 4), dst(c, 0), dst(c, 1), dst(c, 2), c.stream);
 }
 
 void attention_grad(const OpContext& c) {

@@ -188,7 +188,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
-    add(verb, "--keep-checkpoints", o.keep_checkpoints, "N", "remove all checkpoints but the newest N (default: none)");
+    add(verb, "--keep-checkpoints", o.keep_checkpoints, "N",
+        "remove all checkpoints but the newest N (default: all stay)");
     add(verb, "--log-interval", o.log_interval, "N", "a line of the log for every N-th step")->capture_default_str();
     verb->add_flag("--resume", o.resume,
                    "go on from the newest whole checkpoint, of this or any other plan for the same model");

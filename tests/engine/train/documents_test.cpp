@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <tuple>
 #include <vector>
 
 using namespace moe;
@@ -143,5 +144,20 @@ TEST_CASE("parity: documents stay apart under every plan") {
             const Trained got = train_three(small_plan(model, 8, fields));
             CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
         }
+    }
+}
+
+TEST_CASE("an evaluation keeps to documents as a step does") {
+    for (const auto& [model, ranks, fields] :
+         {std::tuple{"qwen3", 1, Fields{{"mbs", "2"}}}, std::tuple{"gptoss", 4, Fields{{"cp", "2"}, {"pp", "2"}}}}) {
+        Fields all{{"documents", "mask"}};
+        all.insert(all.end(), fields.begin(), fields.end());
+        train::TrainOptions options;
+        options.evaluates = true;
+        train::Trainer trainer(small_plan(model, ranks, all), options);
+        const train::SampleSource source = made_up_tokens(61);
+        const train::Evaluation evaluation = trainer.evaluate(source, 8);
+        CHECK(evaluation.tokens < 8 * 32);
+        CHECK(evaluation.loss == nearly(trainer.step(source).loss).epsilon(1e-6));
     }
 }
