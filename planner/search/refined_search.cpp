@@ -142,7 +142,10 @@ private:
     // Choices that are not explored: those that bounds promise most of, and delayed weight gradients, of which bounds
     // know little, on all plans near the best.
     void play_variants() {
-        const std::vector<Ranked> near = near_best();
+        std::vector<Ranked> near = top_plans_.plans(); // Each that is listed is climbed from.
+        for (const Ranked& ranked : near_best())
+            if (std::none_of(near.begin(), near.end(), [&](const Ranked& n) { return same_plan(n, ranked); }))
+                near.push_back(ranked);
         std::vector<std::optional<plan::Plan>> climbed(std::min(near.size(), most_climbed));
         std::vector<std::unique_ptr<BoundModel>> bounds(threads_);
         for (std::unique_ptr<BoundModel>& one : bounds) one = estimator_.bound_model();
