@@ -144,18 +144,14 @@ SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::Segme
     Plain& found = plains_.try_emplace(key).first->second;
     found.plan = std::move(bare);
     found.program = std::move(program);
-    found.shape = library_.known_shape(key);
-    if (found.shape == nullptr) found.shape = &library_.shape_of(found.plan, key, found.program);
+    found.shape = &library_.shape_of(found.plan, key, found.program);
     found.bytes = activation_bytes(found.program);
     return found;
 }
 
-// The forward's ops say what can be named, whatever is recomputed.
 unsigned SegmentTerms::modules(const plan::Plan& plan, estimate::SegmentId id) {
-    plan::Plan bare = plain_of(plan);
-    bare.recompute = 0;
-    const SegmentLibrary::Shape* known = library_.known_shape({bare, id});
-    return known != nullptr ? known->modules : plain(bare, id).shape->modules;
+    const SegmentLibrary::Shape* known = library_.known_shape({plain_of(plan), id});
+    return known != nullptr ? known->modules : plain(plan, id).shape->modules;
 }
 
 const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id,
@@ -216,10 +212,8 @@ const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, in
     const SegmentLibrary::TermsKey shared{key.time, places};
     const Terms* found = library_.known_terms(shared);
     if (found == nullptr) {
-        plan::Plan own = plan; // Sets that differ in what the segment does not have share its lowering.
-        own.recompute = named.recompute;
-        const Plain& base = plain(own, id);
-        const Prices& priced = prices(base, own, id, place, costs);
+        const Plain& base = plain(plan, id);
+        const Prices& priced = prices(base, plan, id, place, costs);
         Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
         terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
         found = &library_.keep(shared, terms);
