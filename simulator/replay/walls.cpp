@@ -101,8 +101,8 @@ void add_rows(const plan::Plan& plan, const stack::Stack& stack, const Simulatio
         wall.name = class_of(op.kind);
         wall.busy += row.busy;
         if (const std::int64_t width = cost::unaligned_width(op, program); width > 0 && !plan.hardware->cpu) {
+            walls.unaligned_width = walls.unaligned == 0 ? width : std::min(walls.unaligned_width, width);
             ++walls.unaligned;
-            walls.unaligned_width = width;
             walls.unaligned_seconds += row.busy * (1.0 - 1.0 / cost::alignment_slowdown(stack.costs, op, program));
         }
         wall.ideal += ideal_seconds(plan, op, program);

@@ -38,7 +38,8 @@ struct Walls {
     std::int64_t reserving =
         0;                // products that leave multiprocessors to tokens on their way over peer memory beside them
     int reserved_sms = 0; // and how many at most
-    // Products whose rows do not begin at whole 16 bytes, the seconds that they lose by it, and one such width.
+    // Products whose rows do not begin at whole 16 bytes, the seconds that they lose by it, and the narrowest such
+    // width.
     std::int64_t unaligned = 0, unaligned_width = 0;
     double unaligned_seconds = 0.0;
     double model_seconds = 0.0; // the step at the precision's peak: model FLOPs alone; over the step time it is the MFU
