@@ -120,7 +120,7 @@ struct ProgramIo {
     std::vector<TensorId> label_shares;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;
-    TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other
+    TensorId router_sums = no_tensor; // all routers' load, loss and score_load, one behind the other
     // Generation (lower_forward): the last slot's logits [S, V/tp], in place of a loss.
     TensorId logits = no_tensor;
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count

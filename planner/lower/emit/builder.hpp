@@ -52,7 +52,7 @@ public:
     program::Module module = program::Module::residual;
     program::Phase phase = program::Phase::forward;
     int layer = -1;
-    bool bf16 = false; // the layer is not quantized
+    bool bf16 = false;            // the layer is not quantized
     bool with_backward = true;    // a backward follows; else the forward is all there is
     std::int64_t cached_keys = 0; // generation: positions whose keys and values are kept from call to call
 
