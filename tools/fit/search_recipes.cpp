@@ -70,5 +70,8 @@ int main(int argc, char** argv) {
     } catch (const moe::Error& error) {
         fmt::print(stderr, "search-recipes: {}\n", error.what());
         return 2;
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "search-recipes: {}\n", error.what());
+        return 1;
     }
 }
