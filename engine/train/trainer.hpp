@@ -110,10 +110,14 @@ struct SampleSource {
     Write tokens;
     // Where the document of each token begins in the sample, for plans that mask documents; none: a sample is one.
     Write documents;
+    // 1 for each token that is a label where it stands, else 0: the loss is over those; none: all are. A step needs a
+    // plan that masks documents, an evaluation does not.
+    Write counts;
 
     template <class F, class = std::enable_if_t<std::is_constructible_v<Write, F>>>
     SampleSource(F write) : tokens(std::move(write)) {} // NOLINT(google-explicit-constructor): most have tokens alone
-    SampleSource(Write write, Write starts) : tokens(std::move(write)), documents(std::move(starts)) {}
+    SampleSource(Write write, Write starts, Write labels = {})
+        : tokens(std::move(write)), documents(std::move(starts)), counts(std::move(labels)) {}
     void operator()(std::int64_t sample, std::span<std::int32_t> out) const { tokens(sample, out); }
 };
 
@@ -124,6 +128,7 @@ public:
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
+    // Throws Error (bad_input) for a source with counts under a plan that does not mask documents.
     StepResult step(const SampleSource& source);
     // The loss over the samples [0, samples), in batches of the plan's, of which the last may be filled up. Nothing
     // that a later step reads changes: it gives the bits that it gives without. Called by all processes, between steps;
@@ -234,7 +239,7 @@ private:
     void fill_inputs(Rank& rank);
     // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample or the document.
     void write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead);
-    // Whether the token `ahead` of a position is of the same document, so that it is a label there.
+    // Whether the token `ahead` of a position is a label there: it counts and is of the same document.
     bool labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const;
     void count_labels(); // label_shares_ of the samples that are there
     // One int32 for each of the given positions of a micro-batch's sequences: value(sample of the step, position).
@@ -273,6 +278,7 @@ private:
     std::map<std::string, Shape> shapes_;
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
+    std::vector<std::int32_t> counts_; // likewise, 1 for a token that is a label where it stands, else 0
     std::vector<std::int32_t> starts_; // likewise, where each token's document begins; empty without masks
     std::vector<float> label_shares_;  // ProgramIo::label_shares of the current step
     std::array<float, 8> hyper_{};

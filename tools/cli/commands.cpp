@@ -323,6 +323,10 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
         "--append-eod", o.append_eod,
         "end every document with the end-of-document token: the eos_token of the tokenizer_config.json beside "
         "--vocab FILE, or the one that its added tokens have");
+    verb->add_flag(
+        "--chat", o.chat,
+        "texts are JSON lines of {\"messages\": [{\"role\", \"content\"}, ..]}: written by the chat template "
+        "beside --vocab FILE, with a loss mask over the answers (PREFIX.loss.bin and .idx)");
 }
 
 void add_export(CLI::App& app, ExportVerbOptions& o) {

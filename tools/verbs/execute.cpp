@@ -3,6 +3,7 @@
 #include "engine/base/crc32c.hpp"
 #include "engine/data/data.hpp"
 #include "engine/data/in_order.hpp"
+#include "engine/train/data_source.hpp"
 #include "engine/train/huggingface.hpp"
 #include "engine/train/resume.hpp"
 #include "engine/train/trainer.hpp"
@@ -106,8 +107,13 @@ data::SampleData open_data(const ExecuteOptions& options, const plan::Plan& plan
     if (options.shuffle != "on" && options.shuffle != "off") refuse("--shuffle {}: must be on or off", options.shuffle);
     std::vector<data::BlendEntry> blend;
     for (const std::string& text : options.data) blend.push_back(blend_entry(text));
-    return data::SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
-                            static_cast<std::uint64_t>(options.seed));
+    data::SampleData data(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
+                          static_cast<std::uint64_t>(options.seed));
+    if (data.has_loss_mask() && !plan.masks_documents())
+        refuse("--data {}: has a loss mask, which needs a plan that keeps documents apart: make it by search --fix "
+               "documents=mask",
+               fmt::join(options.data, " "));
+    return data;
 }
 
 // The plan; where it masks documents and says no lengths, with those of the data, which FLOPs and prices follow.
@@ -362,9 +368,7 @@ private:
             saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
         train::train(
-            trainer, train_with_,
-            {[this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
-             [this](std::int64_t sample, std::span<std::int32_t> starts) { data_.read_documents(sample, starts); }},
+            trainer, train_with_, train::samples_of(data_),
             [&](const train::StepResult& step) {
                 log.add(step);
                 evaluate(trainer, log, step.step);
@@ -387,10 +391,7 @@ private:
         std::int64_t samples = valid_->samples();
         if (options_.eval_batches > 0) samples = std::min(samples, options_.eval_batches * plan_.gbs);
         const auto begin = std::chrono::steady_clock::now();
-        const train::Evaluation evaluation = trainer.evaluate(
-            {[this](std::int64_t sample, std::span<std::int32_t> out) { valid_->read(sample, out); },
-             [this](std::int64_t sample, std::span<std::int32_t> starts) { valid_->read_documents(sample, starts); }},
-            samples);
+        const train::Evaluation evaluation = trainer.evaluate(train::samples_of(*valid_), samples);
         log.add(evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
 

@@ -162,6 +162,7 @@ struct TokenizeOptions : OutputOptions {
     std::string out; // prefix of the .bin/.idx pair
     std::string vocab = "bytes";
     bool append_eod = false; // every document ends with the end-of-document token
+    bool chat = false;       // the texts are JSON lines of messages
 };
 void tokenize_verb(const TokenizeOptions& options);
 
