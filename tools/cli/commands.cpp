@@ -174,7 +174,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add(verb, "--steps", o.steps, "N", "training steps")->capture_default_str();
     add(verb, "--backend", o.backend, "cpu|cuda", "cpu, or cuda: a GPU for every rank")->capture_default_str();
-    add(verb, "--init-from", o.init_from, "DIR", "Hugging Face folder: start from its weights (safetensors)");
+    add(verb, "--init-from", o.init_from, "DIR",
+        "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
+        "the plan's vocabulary may be larger");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",

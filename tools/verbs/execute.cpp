@@ -5,6 +5,7 @@
 #include "engine/data/in_order.hpp"
 #include "engine/train/data_source.hpp"
 #include "engine/train/huggingface.hpp"
+#include "engine/train/initial_weights.hpp"
 #include "engine/train/resume.hpp"
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
@@ -222,7 +223,12 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
 void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
     if (options.resume && resume(options, trainer, data, console)) return;
     if (options.init_from.empty()) return;
-    if (const std::string left = train::describe(train::load_weights(trainer, options.init_from)); !left.empty())
+    std::vector<std::string> skipped;
+    const std::unique_ptr<weights::StoredCheckpoint> run = weights::newest_checkpoint(options.init_from, skipped);
+    for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
+    const train::LoadReport report =
+        run ? train::load_weights(trainer, *run) : train::load_weights(trainer, options.init_from);
+    if (const std::string left = train::describe(report); !left.empty())
         console.warn("{}: {}", options.init_from, left);
 }
 
