@@ -326,7 +326,9 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
     }
     for (const auto& [copy, original] : repeated(model)) stored[copy] = stored.at(original);
     std::vector<weights::TensorToWrite> tensors;
-    for (const auto& [name, parts] : stored) tensors.push_back({name, parts.front().source.shape});
+    // BF16 would lose what bias_update adds to a selection bias; the models' own checkpoints keep FP32, too.
+    for (const auto& [name, parts] : stored)
+        tensors.push_back({name, parts.front().source.shape, name.ends_with("e_score_correction_bias")});
     weights::write_weights(
         folder, tensors, options.dtype, options.shard_bytes,
         [&](const weights::TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });

@@ -32,8 +32,9 @@ std::vector<std::string> differing_fields(const model::Model& plan, const model:
 std::string describe(const LoadReport& report);
 
 struct ExportOptions {
-    program::Dtype dtype = program::Dtype::f32; // F32 keeps the master weights bit for bit; BF16 rounds them
-    std::int64_t shard_bytes = 5'000'000'000;   // largest bytes of a file that holds more than one tensor
+    program::Dtype dtype =
+        program::Dtype::f32; // F32 keeps masters bit for bit; BF16 rounds them, but for selection biases
+    std::int64_t shard_bytes = 5'000'000'000; // largest bytes of a file that holds more than one tensor
 };
 // Writes the master weights and config.json in the layout that both transformers 4 and 5 load (experts one by
 // one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).

@@ -239,7 +239,8 @@ StepResult Trainer::step(const SampleSource& source) {
     ++done_;
     samples_ += plan_.gbs;
     const auto [loss, norm, mtp_loss] = step_sums();
-    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, {}};
+    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, false, {}};
+    result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);
     if (too_many > 0.0) result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers(too_many > 0.0);
@@ -388,16 +389,18 @@ void Trainer::count_labels() {
 }
 
 void Trainer::set_hyper(double lr) {
-    const double t = static_cast<double>(done_ + 1);
-    const double values[8] = {lr,
+    // Moments have moved in the steps that were taken alone.
+    const double t = static_cast<double>(done_ + 1 - bad_.skipped());
+    const double values[9] = {lr,
                               options_.beta1,
                               options_.beta2,
                               options_.eps,
                               options_.weight_decay,
                               options_.clip,
                               1.0 - std::pow(options_.beta1, t),
-                              1.0 - std::pow(options_.beta2, t)};
-    std::transform(values, values + 8, hyper_.begin(), [](double v) { return static_cast<float>(v); });
+                              1.0 - std::pow(options_.beta2, t),
+                              options_.skip_bad ? static_cast<double>(bad_.limit(options_.spike)) : 0.0};
+    std::transform(values, values + 9, hyper_.begin(), [](double v) { return static_cast<float>(v); });
 }
 
 program::Timeline Trainer::timeline() const {

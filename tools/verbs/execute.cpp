@@ -91,6 +91,15 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
         refuse("{}: needs --valid-data PREFIX", options.eval_interval > 0 ? "--eval-interval" : "--eval-batches");
     result.evaluates = !options.valid_data.empty();
     if (!options.allow_change.empty() && !options.resume) refuse("--allow-change: needs --resume");
+    result.skip_bad = options.skip_bad_steps;
+    result.spike = options.spike_norm;
+    if (options.spike_norm != 0.0 && !(options.spike_norm > 1.0)) // NOLINT: 0 as it is typed
+        refuse("--spike-norm {}: must be 0 (off) or above 1", options.spike_norm);
+    if (options.back_after < 0) refuse("--back-after {}: must be 0 (never) or more", options.back_after);
+    if (!options.skip_bad_steps && (options.spike_norm > 0.0 || options.back_after > 0))
+        refuse("{}: needs --skip-bad-steps", options.spike_norm > 0.0 ? "--spike-norm" : "--back-after");
+    if (options.back_after > 0 && options.save_interval == 0)
+        refuse("--back-after: needs --checkpoint DIR and --save-interval N");
     return result;
 }
 
@@ -257,10 +266,11 @@ void check_checkpoints(const ExecuteOptions& options) {
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     const std::string said =
-        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "),
-                    o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule,
-                    o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
-                    o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches);
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
+                    fmt::join(o.data, " "), o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle,
+                    o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay,
+                    o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data,
+                    o.eval_interval, o.eval_batches, o.skip_bad_steps, o.spike_norm, o.back_after);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -371,7 +381,9 @@ private:
                 options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
                 alone ? 0 : transport_->rank(), [this](std::int64_t sample) { return data_.position(sample); },
                 static_cast<std::size_t>(options_.keep_checkpoints));
-            saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
+            saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; },
+                                         options_.back_after,
+                                         [this](const std::string& line) { console_.warn("{}", line); }});
         }
         train::train(
             trainer, train_with_, train::samples_of(data_),

@@ -82,6 +82,9 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    bool skip_bad_steps = false; // those whose norm is not finite
+    double spike_norm = 0.0;     // and those with so many times the median of the norms before, 0 = none of them
+    std::int64_t back_after = 0; // bad steps in a row behind which the run goes back to its checkpoint, 0 = never
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
     std::string aux_loss, bias_update, balance;
     std::int64_t seed = 1;
@@ -170,6 +173,7 @@ struct ExportVerbOptions : OutputOptions {
     std::string checkpoint; // folder of checkpoints, of which the newest whole one is taken
     std::string out;        // Hugging Face folder
     std::string dtype = "fp32";
+    std::string tokenizer; // folder whose tokenizer and generation config go with the weights, empty = none
 };
 void export_verb(const ExportVerbOptions& options);
 

@@ -149,11 +149,11 @@ private:
 
     void read_if(Block& block) {
         std::vector<std::pair<Expression, Block>> branches;
-        Expression condition = expression();
         do {
+            Expression condition = expression();
             close();
-            branches.emplace_back(std::move(condition), body({"elif", "else", "endif"}));
-            if (ended_by_ == "elif") condition = expression();
+            Block then = body({"elif", "else", "endif"});
+            branches.emplace_back(std::move(condition), std::move(then));
         } while (ended_by_ == "elif");
         close();
         Block otherwise;

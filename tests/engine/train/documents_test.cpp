@@ -188,7 +188,9 @@ TEST_CASE("labels that do not count are left out of loss and gradients") {
         const double part = static_cast<double>(some.labels) / static_cast<double>(all.labels);
         CHECK(some.labels + others.labels == all.labels);
         CHECK(part * some.loss + (1.0 - part) * others.loss == nearly(all.loss).epsilon(1e-6));
-        for (const auto& [name, gradient] : all.gradients) {
+        for (const auto& of_name : all.gradients) {
+            const std::string& name = of_name.first;
+            const std::vector<float>& gradient = of_name.second;
             CAPTURE(name);
             std::vector<float> sum(gradient.size());
             for (std::size_t i = 0; i < sum.size(); ++i)

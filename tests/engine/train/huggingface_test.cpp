@@ -170,6 +170,22 @@ TEST_CASE("BF16 plans keep FP32 masters as the checkpoint has them") {
     CHECK(relative_distance(rounded, exact) < 0x1p-8); // half a unit of BF16's 8-bit significand
 }
 
+TEST_CASE("selection biases stay FP32 in a BF16 export") {
+    const Folder folder;
+    train::Trainer trainer(small_plan("deepseek3", 1), seeded(3));
+    const std::string bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+    std::vector<float> values = trainer.read_weight(bias);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1.0f + 0.001f * static_cast<float>(i + 1); // no BF16
+    trainer.write_weight(bias, values);
+    train::export_weights(trainer, folder / "bf16", {program::Dtype::bf16, 20'000});
+    const weights::StoredWeights stored(folder / "bf16");
+    CHECK(stored.find(bias)->dtype == "F32");
+    CHECK(stored.find("lm_head.weight")->dtype == "BF16");
+    train::Trainer again(small_plan("deepseek3", 2, {{"ep", "2"}}), seeded(4));
+    train::load_weights(again, folder / "bf16");
+    CHECK(again.read_weight(bias) == values);
+}
+
 TEST_CASE("tensors that are missing, misshapen, of another type or left over are named") {
     const Folder folder;
     train::Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}}), seeded(3));
