@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import types
@@ -20,7 +19,7 @@ class Document:
     @classmethod
     def from_dict(cls: type[T], data: dict[str, Any]) -> T:
         """The document of what json.loads() returns. Fields that the class does not know are left out."""
-        hints: dict[str, Any] = _hints(cls)
+        hints = _hints(cls)
         values = {}
         for one in _fields(cls):
             if tables.json_name(one) in data:
@@ -67,9 +66,14 @@ def _fields(cls: type[Document]) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(cls)  # type: ignore[arg-type]  # every class that derives from Document is a dataclass
 
 
-@functools.cache
+_KNOWN_HINTS: dict[type[Any], dict[str, Any]] = {}
+
+
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    """The types of a class's fields, read once."""
+    if cls not in _KNOWN_HINTS:
+        _KNOWN_HINTS[cls] = typing.get_type_hints(cls)
+    return _KNOWN_HINTS[cls]
 
 
 def _decoded(kind: Any, value: Any) -> Any:

@@ -35,7 +35,7 @@ class Table:
 
     def text(self) -> str:
         cells = [self.columns] + [[shown(value) for value in row] for row in self.rows]
-        left = [not any(is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
+        left = [not all(row[i] is None or is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         lines = ["  ".join(cell.ljust(width) if to_left else cell.rjust(width)
                            for cell, width, to_left in zip(row, widths, left)).rstrip() for row in cells]
