@@ -15,8 +15,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 SCHEMAS = HERE.parents[1] / "docs/schemas"
 MADE = HERE / "moe_plan/documents.py"
 
-DOCUMENTS = ["search", "replay", "explain", "launch", "launch-engine", "import", "compare", "compare-log", "compare-profile", "validate",
-             "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan"]
+DOCUMENTS = ["search", "replay", "explain", "launch", "launch-engine", "import", "compare", "compare-log", "compare-profile",
+             "validate", "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan"]
 METHODS = re.findall(r"    def (\w+)\(", (HERE / "moe_plan/document.py").read_text())
 SCALARS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
 

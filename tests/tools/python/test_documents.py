@@ -49,7 +49,8 @@ def test_types_hold_to_mypy(tmp_path):
     assert 'Missing named argument "seq"' in used and "Found 1 error" in used
 
 
-FOUND = moe_plan.search("tiny-qwen3-moe", "h100", gpus=8, gbs=64, seq=1024, precision="bf16", fix={"tp": 2, "mbs": 1, "pp": 1, "ep": 8}, top=2)
+FOUND = moe_plan.search("tiny-qwen3-moe", "h100", gpus=8, gbs=64, seq=1024, precision="bf16",
+                        fix={"tp": 2, "mbs": 1, "pp": 1, "ep": 8}, top=2)
 
 
 def test_a_search_prints_as_a_table():

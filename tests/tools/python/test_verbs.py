@@ -1,4 +1,5 @@
 """The functions of the package beside the command: the same documents, errors, progress, threads."""
+import inspect
 import json
 import os
 import re
@@ -137,7 +138,7 @@ def test_errors_have_the_commands_line_and_status(call, kind, status, words):
 
 def test_what_the_command_warns_of_is_a_warning():
     language = {"architectures": ["Qwen3MoeForCausalLM"], **tiny()}
-    pictures = {"name": "pictures", "architectures": language["architectures"], "text_config": language, "vision_config": {"hidden_size": 64}}
+    pictures = {**language, "name": "pictures", "text_config": language, "vision_config": {"hidden_size": 64}}
     with pytest.warns(moe_plan.PlanWarning, match="plans and figures are of the language model alone"):
         moe_plan.search(pictures, "h100", gpus=1, gbs=1, seq=64, precision="bf16")
 
@@ -194,7 +195,7 @@ def options_of(verb):
 @pytest.mark.parametrize("verb", ["search", "replay", "explain", "show", "launch", "import", "compare", "validate"])
 def test_every_option_of_the_verb_is_a_parameter(verb):
     function = getattr(moe_plan, "import_plan" if verb == "import" else verb)
-    taken = {name.rstrip("_") for name in function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount + 1]}
+    taken = {name.rstrip("_") for name in inspect.signature(function).parameters}
     other_words = {"import": {"file"}, "launch": set(verbs.Job.__args__) | {word.replace("-", "_") for word in verbs.Engine.__args__}}
     lines_alone = {"worst"}  # how many misses validate prints: the document has all
     assert options_of(verb) - other_words.get(verb, set()) - lines_alone <= taken

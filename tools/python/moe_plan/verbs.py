@@ -1,4 +1,4 @@
-"""The verbs as functions: each takes the options of the command, runs in this process without the interpreter's lock, and returns its document.
+"""The verbs as functions: each takes the command's options, runs in this process without the interpreter's lock, and returns its document.
 
 Names, files, plans and dictionaries serve alike: a plan or a model that is an object is written to a file that lasts as long as the call.
 `progress` is called with the line that the command shows on a terminal; what it raises, Ctrl-C included, ends the call.
