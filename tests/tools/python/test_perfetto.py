@@ -1,6 +1,9 @@
 """Traces of replay in Perfetto's format, held to the schema of the package `perfetto` and to the Chrome trace of the same plan."""
 import collections
 import json
+import os
+import pathlib
+import subprocess
 
 import pytest
 
@@ -153,6 +156,23 @@ def test_ranks_and_their_tracks_have_an_order(trace):
         assert [track.sibling_order_rank for track in children] == sorted({track.sibling_order_rank for track in children})
     ranks = [int(track.name.split()[1]) for track in trace.tracks.values() if track.name.startswith("rank ")]
     assert ranks == sorted(ranks) and len(ranks) == 2
+
+
+def test_a_measured_step_has_all_its_ranks_and_arrows(tmp_path):
+    def command(*words):
+        subprocess.run([os.environ["MOE_PLAN"], *words, "--quiet"], check=True, cwd=tmp_path, capture_output=True)
+
+    plan = moe_plan.search("tiny-qwen3-moe", "cpu-local", gpus=4, gbs=16, seq=64, precision="fp32", fix={"pp": 2}, top=1).plans[0].plan
+    plan.write(tmp_path / "plan.json")
+    command("tokenize", str(pathlib.Path(os.environ["SOURCE"]) / "LICENSE"), "--out", "text")
+    command("execute", "plan.json", "--data", "text", "--steps", "2", "--trace", "t.pftrace")
+    packets = schema.Trace.FromString((tmp_path / "t.pftrace").read_bytes()).packet
+    names = [packet.track_descriptor.name for packet in packets if packet.HasField("track_descriptor")]
+    assert names[0] == "measured step"
+    assert [name.split(" (")[0] for name in names if name.startswith("rank ")] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    leave = [flow for packet in packets for flow in packet.track_event.flow_ids]
+    arrive = [flow for packet in packets for flow in packet.track_event.terminating_flow_ids]
+    assert sorted(leave) == sorted(arrive) and len(set(leave)) == len(leave) > 0
 
 
 def test_events_take_few_bytes(tmp_path):
