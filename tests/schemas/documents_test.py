@@ -148,9 +148,13 @@ def test_replay():
     hold("trace", written("t.json"))
     hold_to_changes("trace", written("t.json"))
     command(f"search {GPUS} --fix routing=dirichlet:2 --out gpus.json")
-    published = printed("replay gpus.json", "replay")
+    published = printed("replay gpus.json --report report.json", "replay")
     assert published["interval"]["low"] < published["interval"]["high"]
     hold_to_changes("replay", published)
+    hold_to_changes("report", written("report.json"))
+    command("replay plan.json --report own.json --set mbs=2")
+    hold("report", written("own.json"))
+    assert written("own.json")["explain"]["plan"]["mbs"] == 2 and written("own.json")["command"].startswith("moe-plan replay plan.json")
 
 
 def test_execute_and_its_run_directory():

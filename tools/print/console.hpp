@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,7 +46,8 @@ public:
     void warn(fmt::format_string<Args...> text, Args&&... args) {
         warning(fmt::format(text, std::forward<Args>(args)...));
     }
-    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet.
+    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet. A program that reads
+    // stderr sets MOE_PLAN_PROGRESS=lines: then each is a line of its own behind "progress: ", five a second at most.
     void progress(std::string_view text);
 
 private:
@@ -54,7 +56,8 @@ private:
     void warning(std::string_view text);
     OutputOptions output_;
     bool silent_;
-    bool shown_ = false; // whether a progress line stands on the terminal
+    bool shown_ = false;                                // whether a progress line stands on the terminal
+    std::chrono::steady_clock::time_point next_line_{}; // of progress as lines
 };
 
 } // namespace moe::tools
