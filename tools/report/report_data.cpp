@@ -91,6 +91,18 @@ Json pipeline_json(const Explanation& e) {
     return {{"stages", e.plan.pp}, {"kinds", kinds}, {"boxes", list}, {"omitted", omitted}};
 }
 
+// The rows of one rank, each from when it works: a receive that waits for its peer holds nothing yet.
+program::Timeline working(const program::Timeline& timeline, int rank) {
+    program::Timeline own;
+    own.step_seconds = timeline.step_seconds;
+    for (const program::TimelineRow& row : timeline.rows) {
+        if (row.rank != rank) continue;
+        own.rows.push_back(row);
+        if (row.busy > 0.0) own.rows.back().start = std::max(row.start, row.end - row.busy);
+    }
+    return own;
+}
+
 // The most that is in use in each of equal intervals, by class, on the fullest pipeline rank.
 Json memory_json(const Explanation& e) {
     constexpr int samples = 600;
@@ -99,8 +111,8 @@ Json memory_json(const Explanation& e) {
     const auto first = std::find(timeline.pipeline_rank.begin(), timeline.pipeline_rank.end(), w.fullest);
     const int rank = timeline.ranks[static_cast<std::size_t>(first - timeline.pipeline_rank.begin())];
     const memory::MemoryPlan& planned = e.simulation.memory[static_cast<std::size_t>(w.fullest)];
-    const std::vector<memory::MemoryUse> uses =
-        memory::memory_over_time(lower::lower(e.simulation.planned, w.fullest), planned, timeline, rank, samples);
+    const std::vector<memory::MemoryUse> uses = memory::memory_over_time(
+        lower::lower(e.simulation.planned, w.fullest), planned, working(timeline, rank), rank, samples);
     const auto gib_of = [](double bytes) { return rounded_to(gib(bytes), 6); };
     Json seconds = Json::array(), classes = Json::array();
     for (const memory::MemoryUse& use : uses) seconds.push_back(rounded_to(use.from, 7));

@@ -49,8 +49,17 @@ void add_model(VerbCall& call, const JsonObject& body, const std::string& folder
     }
 }
 
+// A plan's fields may name files as well, such as a stack or a histogram; model and hardware stand in it whole.
 void write_plan(const JsonObject& body, const std::string& folder) {
-    write_file(folder + "/plan.json", body.object("plan").dump());
+    const JsonObject plan = body.object("plan");
+    const auto check = [](const JsonObject& object) {
+        for (const std::string& key : object.keys())
+            if (object.is_string(key) && key != "schema") plain(key, object.string(key));
+    };
+    check(plan);
+    for (const char* part : {"workload", "mesh"})
+        if (plan.is_object(part)) check(plan.object(part));
+    write_file(folder + "/plan.json", plan.dump());
 }
 
 VerbCall show_call(const JsonObject& body) {

@@ -83,7 +83,8 @@ def test_what_is_no_request():
     for path, body, words in (("show", "{", "not valid JSON"), ("show", '{"what":"files"}', "models, hardware or stacks"), ("delete", "{}", "no such request"),
                               ("search", '{"modell":"x"}', "modell"), ("search", '{"model":"/etc/passwd"}', "without a slash"),
                               ("search", '{"fix":["routing=/etc/passwd"]}', "without a slash"), ("launch", '{"plan":{},"engine":"--out"}', "engine"),
-                              ("plan", '{"plan":3}', "plan")):
+                              ("plan", '{"plan":3}', "plan"), ("plan", '{"plan":{"stack":"/etc/passwd"}}', "without a slash"),
+                              ("launch", '{"plan":{"workload":{"routing":"/etc/passwd"}},"engine":"mpi"}', "without a slash")):
         status, _, text = SERVER.ask("POST", "/api/" + path, body)
         assert status == 400 and words in text and text.count("\n") == 1, (path, status, text)
     with socket.create_connection((SERVER.host, SERVER.port), timeout=20) as stream:

@@ -23,6 +23,15 @@ export function pipeline(data, until = 0) {
         end = Math.max(end, (start + length) / 1e6);
         chunks = Math.max(chunks, chunk + 1);
     }
+    // Transfers of a slot may go on beside the next one: a box is drawn until the next box of its row starts.
+    for (const lane of lanes) {
+        const next = {};
+        for (const box of lane.toReversed()) {
+            const behind = box.half ? [box.half, 0] : [0, 1, 2];
+            box.shown = Math.max(box.start, Math.min(box.end, ...behind.map((half) => next[half] ?? Infinity)));
+            next[box.half] = box.start;
+        }
+    }
     const longest = lanes.map((lane) => lane.reduce((most, box) => Math.max(most, box.end - box.start), 0));
     const hidden = new Set();
     let from = 0, to = end, width = 0;
@@ -51,8 +60,8 @@ export function pipeline(data, until = 0) {
             }
             const drawn = {}; // right edge of what was drawn, by half: narrower boxes behind it would not be seen
             for (let at = first; at < lane.length && lane[at].start < to; ++at) {
-                const box = lane[at], begin = Math.max(left, x(box.start)), stop = Math.min(width, x(box.end));
-                if (box.end < from || hidden.has(box.kind) || stop < (drawn[box.half] ?? -1) + 0.35) continue;
+                const box = lane[at], begin = Math.max(left, x(box.start)), stop = Math.min(width, x(box.shown));
+                if (box.shown < from || hidden.has(box.kind) || stop < (drawn[box.half] ?? -1) + 0.35) continue;
                 drawn[box.half] = stop;
                 const shade = chunks > 1 && box.chunk >= 0 ? 1 - (0.55 * box.chunk) / (chunks - 1) : 1;
                 const tall = box.half ? laneHeight / 2 : laneHeight, above = y + (box.half === 2 ? laneHeight / 2 : 0);

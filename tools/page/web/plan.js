@@ -77,7 +77,7 @@ export function planView(report, actions) {
             section("What keeps it from peak", "Time of that stage beyond what its operations take at the machine's peak.",
                 bars("what keeps it from peak", parts(walls.losses, "cause"), explained.step_seconds, seconds))),
         skew(report.skew),
-        section("One pipeline", "The first rank of every stage; a box holds the slot from its first operation to its last.", pipeline(report.pipeline)),
+        section("One pipeline", "The first rank of every stage; a box holds a slot from its first operation to its last, or until the next slot begins.", pipeline(report.pipeline)),
         section(`Memory of stage ${walls.memory.stage} over the step`, "The stage that holds most.",
             memory(report.memory_over_time, walls.memory.memory_gib, walls.memory.limit_gib), memoryWall(walls.memory, report.memory_over_time)),
         section("What each single change would do", `By the fast estimate, which gives ${figure(explained.base.tflops_per_gpu)} TFLOPS/GPU and ${gib(explained.base.memory_gib)} GiB for this plan. Struck out: does not fit.`,

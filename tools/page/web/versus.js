@@ -40,7 +40,7 @@ function lined(caption, rows, text) {
             { head: "part", left: true, show: (row) => term(row.name) },
             { head: "left", sort: (row) => row.here, show: (row) => text(row.here) },
             { head: "right", sort: (row) => row.there, show: (row) => text(row.there) },
-            { head: "difference", sort: (row) => row.there - row.here, show: (row) => signed(row.there - row.here, text) },
+            { head: "difference", sort: (row) => row.there - row.here, show: (row) => (row.there === row.here ? "same" : signed(row.there - row.here, text)) },
         ],
     });
 }

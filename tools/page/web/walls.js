@@ -27,6 +27,8 @@ export function memoryWall(wall, overTime) {
                 { head: "in use at the fullest moment", show: (row) => gib(row.used) },
             ],
         }),
+        rows.some((row) => row.used > row.reserved) && h("p", { class: "note" },
+            "Reserved bytes are laid out in the order of the program, and classes take each other's places; what is in use follows predicted times, by which slots overlap."),
         h("p", { class: "note" }, `GiB on stage ${wall.stage}, of ${gib(wall.limit_gib)}. `,
             modules.length ? `Saved activations: ${modules.map((part) => `${part.class.slice(9)} ${gib(part.gib)}`).join(", ")}.` : ""));
 }
