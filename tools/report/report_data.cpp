@@ -18,6 +18,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <ctime>
 #include <map>
 #include <vector>
@@ -84,7 +86,7 @@ Json pipeline_json(const Explanation& e) {
     for (int kind = 0; kind <= static_cast<int>(plan::SlotKind::finish); ++kind)
         kinds.push_back(plan::to_string(static_cast<plan::SlotKind>(kind)));
     Json list = Json::array();
-    const auto microseconds = [](double seconds) { return static_cast<std::int64_t>(seconds * 1e6 + 0.5); };
+    const auto microseconds = [](double seconds) { return static_cast<std::int64_t>(std::llround(seconds * 1e6)); };
     for (const Box& box : boxes)
         list.push_back({box.stage, static_cast<int>(box.kind), box.chunk, box.micro_batch, microseconds(box.start),
                         microseconds(box.end - box.start), box.half});
