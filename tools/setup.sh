@@ -111,6 +111,6 @@ build() {
 }
 
 # shellcheck disable=SC2034 # for the scripts that source this
-build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libtomlplusplus-dev libicu-dev libsqlite3-dev zlib1g-dev"
+build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libtomlplusplus-dev libicu-dev libsqlite3-dev zlib1g-dev libjemalloc-dev"
 # shellcheck disable=SC2034
 test_packages="doctest-dev openmpi-bin python3-jsonschema python3-yaml clang-format clang-tidy chromium"
