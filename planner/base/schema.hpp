@@ -39,6 +39,7 @@ inline constexpr const char* show_stacks = "moe-plan/show-stacks/1";
 inline constexpr const char* stack = "moe-plan/stack/1";
 inline constexpr const char* tokenize = "moe-plan/tokenize/1";
 inline constexpr const char* trace = "moe-plan/trace/1";
+inline constexpr const char* ui = "moe-plan/ui/1";
 inline constexpr const char* validate = "moe-plan/validate/1";
 } // namespace schema
 

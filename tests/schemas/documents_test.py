@@ -288,6 +288,19 @@ def test_show():
     assert faults("show-model", document)
 
 
+def test_ui():
+    served = subprocess.Popen([COMMAND, "ui", "--json"], stdout=subprocess.PIPE, text=True)
+    try:
+        lines = []
+        while "}\n" not in lines:
+            lines.append(served.stdout.readline())
+        hold_to_changes("ui", json.loads("".join(lines)))
+    finally:
+        served.terminate()
+        served.stdout.close()
+    assert served.wait(20) == 0
+
+
 def test_completion_and_man():
     for shell in ("bash", "zsh", "fish"):
         document = printed(f"completion {shell}", "completion")

@@ -3,9 +3,11 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/schema.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "tools/page/page.hpp"
 #include "tools/print/console.hpp"
+#include "tools/report/stamp.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <nlohmann/json.hpp>
@@ -21,7 +23,7 @@ void ui_verb(const UiOptions& options) {
     server.port = static_cast<int>(options.port);
     server.page = page("moe-plan", data.dump(), true);
     ui::serve(server, [&options](const std::string& address) {
-        if (options.json) return print(nlohmann::ordered_json{{"address", address}}.dump() + "\n");
+        if (options.json) return print(stamped(schema::ui, {{"address", address}}));
         Console console(options);
         console.say("{}", address);
         console.note("Open this address in a browser; Ctrl-C ends it.");

@@ -165,7 +165,9 @@ TEST_CASE("replay --report: one page that asks nobody and holds what replay and 
 
 TEST_CASE("replay --set: another plan of the same request, or one line") {
     const Explained folder;
-    REQUIRE(folder.run("moe-plan replay plan.json --set mbs=2 --set dispatcher=alltoall --report changed.json").status == 0);
+    REQUIRE(
+        folder.run("moe-plan replay plan.json --set mbs=2 --set dispatcher=alltoall --report changed.json").status ==
+        0);
     const Json changed = Json::parse(folder.read("changed.json"))["explain"]["plan"];
     CHECK(changed["mbs"] == 2);
     CHECK(changed["dispatcher"] == "alltoall");
