@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -16,7 +17,13 @@ namespace moe::tools {
 
 namespace {
 thread_local Listener* current = nullptr;
+
+bool progress_as_lines() {
+    const char* wish = std::getenv("MOE_PLAN_PROGRESS");
+    return wish != nullptr && std::string_view(wish) == "lines";
 }
+
+} // namespace
 
 Listener* listener() { return current; }
 
@@ -78,7 +85,15 @@ void Console::table(const Table& table, int indent) {
 
 void Console::progress(std::string_view text) {
     if (listener_ != nullptr) return listener_->progress(text);
-    if (silent_ || output_.quiet || !is_terminal(STDERR_FILENO)) return;
+    if (silent_ || output_.quiet) return;
+    if (progress_as_lines()) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next_line_) return;
+        next_line_ = now + std::chrono::milliseconds(200);
+        std::fputs(fmt::format("progress: {}\n", text).c_str(), stderr);
+        return;
+    }
+    if (!is_terminal(STDERR_FILENO)) return;
     std::fputs(fmt::format("\r\033[K{}", text).c_str(), stderr);
     std::fflush(stderr);
     shown_ = true;

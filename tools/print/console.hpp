@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,7 +48,9 @@ public:
     void warn(fmt::format_string<Args...> text, Args&&... args) {
         warning(fmt::format(text, std::forward<Args>(args)...));
     }
-    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet. A listener gets all.
+    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet. A program that reads
+    // stderr sets MOE_PLAN_PROGRESS=lines: then each is a line of its own behind "progress: ", five a second at most. A
+    // listener gets all.
     void progress(std::string_view text);
 
 private:
@@ -57,7 +60,8 @@ private:
     OutputOptions output_;
     Listener* listener_ = listener(); // of the thread that made the console
     bool silent_;
-    bool shown_ = false; // whether a progress line stands on the terminal
+    bool shown_ = false;                                // whether a progress line stands on the terminal
+    std::chrono::steady_clock::time_point next_line_{}; // of progress as lines
 };
 
 } // namespace moe::tools
