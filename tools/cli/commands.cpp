@@ -143,8 +143,13 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
         add_verb(app, o, "replay", "simulate a plan event by event",
                  "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
-    add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
-    add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
+    add(verb, "--trace", o.trace, "FILE",
+        "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON, or NAME.pftrace in Perfetto's own format "
+        "with memory, links and arrows");
+    add(verb, "--report", o.report, "FILE", "write a self-contained HTML page, or its data where FILE ends in .json");
+    add(verb, "--set", o.set, "FIELD=VALUE", "change a field of the plan first; may be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add_lengths(verb, o.lengths,
                 "histogram of document lengths, lines of length,documents, in place of the plan's own; the plan must "
                 "mask documents");
@@ -186,7 +191,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eval-interval", o.eval_interval, "N", "with --valid-data: also every N steps");
     add(verb, "--eval-batches", o.eval_batches, "N",
         "with --valid-data: global batches that are evaluated (default: all of it)");
-    add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
+    add(verb, "--trace", o.trace, "FILE",
+        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
@@ -404,6 +410,15 @@ void add_show(CLI::App& app, ShowOptions& o) {
     add(verb, "--hardware", o.hardware, "HARDWARE", "stack: the machine (default: one whose default stack it is)");
 }
 
+void add_ui(CLI::App& app, UiOptions& o) {
+    CLI::App* verb = add_verb(app, o, "ui", "a local page to plan on; prints its address with a token",
+                              "moe-plan ui --port 8080", [&o] { ui_verb(o); });
+    add(verb, "--port", o.port, "N", "port (default: a free one)");
+    add(verb, "--listen", o.listen, "ADDRESS",
+        "address of this machine to listen on; others than 127.0.0.1 can be reached from outside, without encryption")
+        ->capture_default_str();
+}
+
 void add_completion(CLI::App& app, TextOptions& o) {
     CLI::App* verb = add_verb(app, o, "completion", "the script that completes this command line in a shell",
                               "moe-plan completion bash > ~/.local/share/bash-completion/completions/moe-plan",
@@ -434,6 +449,7 @@ struct Commands::Options {
     ImportVerbOptions imported;
     ValidateOptions validate;
     ShowOptions show;
+    UiOptions ui;
     TextOptions completion;
     ManOptions man;
 };
@@ -464,6 +480,7 @@ Commands::Commands()
     add_import(app, o.imported);
     add_validate(app, o.validate);
     add_show(app, o.show);
+    add_ui(app, o.ui);
     add_completion(app, o.completion);
     add_man(app, o.man);
 }
@@ -472,6 +489,6 @@ Commands::~Commands() = default;
 
 CLI::App& Commands::app() { return *app_; }
 
-void Commands::remember(const std::string& typed) { options_->execute.command = typed; }
+void Commands::remember(const std::string& typed) { options_->execute.command = options_->replay.command = typed; }
 
 } // namespace moe::tools

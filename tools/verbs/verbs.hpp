@@ -45,7 +45,9 @@ void search_verb(const SearchOptions& options);
 struct ReplayOptions : OutputOptions {
     std::string plan;
     std::string lengths;            // as search's
+    std::vector<std::string> set;   // FIELD=VALUE, changes of the plan before it is replayed
     std::string trace, report;      // empty = not written
+    std::string command;            // as typed, for the report
     std::int64_t spare_experts = 2; // as search's
     bool no_neighbours = false;     // as in SearchOptions
 };
@@ -207,5 +209,11 @@ struct ShowOptions : OutputOptions {
     std::int64_t seq = 4096; // tokens per sequence, which a model's FLOPs per token go by
 };
 void show_verb(const ShowOptions& options);
+
+struct UiOptions : OutputOptions {
+    std::int64_t port = 0;            // 0 = a free one
+    std::string listen = "127.0.0.1"; // address
+};
+void ui_verb(const UiOptions& options);
 
 } // namespace moe::tools
