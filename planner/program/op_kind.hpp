@@ -50,14 +50,13 @@ enum class OpKind : std::uint8_t {
     add_counts,         // counts[E] i32 -> +sum[E] f32
     drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
     local_experts,      // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
-    expert_bias, // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket that holds
-                 // the bias,
-                 // unless rows overflowed; ExpertBiasAttr
-    permute_map, // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
-                 // where index is negative
-    permute,     // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
-                 // one value per copy (PermuteAttr)
-    unpermute,   // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
+    expert_bias,        // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket of
+                        // the bias, unless rows overflowed or the step is bad; ExpertBiasAttr
+    permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
+                   // where index is negative
+    permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
+                   // one value per copy (PermuteAttr)
+    unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
     expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
     fit_rows,      // counts[G, E], row_of[n] -> counts, row_of, +overflow[1]: where a buffer of RowsAttr::capacity rows
                    // would
