@@ -69,6 +69,12 @@ def test_replay_writes_trace_and_report(found, tmp_path):
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_replay_changes_fields_first(found):
+    plan = found.plans[0].plan
+    changed = moe_plan.Plan.from_dict({**plan.to_dict(), "recompute": ["moe_act"]})
+    assert moe_plan.replay(plan, set_={"recompute": ["moe_act"]}) == moe_plan.replay(changed) != moe_plan.replay(plan)
+
+
 def test_explain_takes_a_plan_two_plans_or_a_request(found):
     plan = found.plans[0].plan
     other = moe_plan.Plan.from_dict({**plan.to_dict(), "recompute": ["moe_act"]})

@@ -42,9 +42,10 @@ def search(model: Profile, hardware: Profile, *, gpus: Gpus, gbs: int, seq: int,
     return _called(Search, "search", [], options)
 
 
-def replay(plan: PlanLike, *, trace: Path | None = None, report: Path | None = None, lengths: Path | None = None,
-           spare_experts: int | None = None, no_neighbours: bool = False, progress: Progress | None = None) -> Replay:
-    """Simulates one step of a plan event by event."""
+def replay(plan: PlanLike, *, set_: Mapping[str, object] | None = None, trace: Path | None = None, report: Path | None = None,
+           lengths: Path | None = None, spare_experts: int | None = None, no_neighbours: bool = False,
+           progress: Progress | None = None) -> Replay:
+    """Simulates one step of a plan event by event; `set_` changes fields of it first."""
     options = dict(locals())
     return _called(Replay, "replay", [options.pop("plan")], options)
 
@@ -143,8 +144,8 @@ def _option(name: str, value: Any, folder: str) -> list[str]:
         return []
     if value is True:
         return [f"--{name}"]
-    if name == "fix":
-        return [f"--fix={field}={_joined(one, '+')}" for field, one in value.items()]
+    if name in ("fix", "set"):
+        return [f"--{name}={field}={_joined(one, '+')}" for field, one in value.items()]
     return [f"--{name}={_word(name, value, folder)}"]
 
 
