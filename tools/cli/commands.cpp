@@ -143,7 +143,9 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
         add_verb(app, o, "replay", "simulate a plan event by event",
                  "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
-    add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
+    add(verb, "--trace", o.trace, "FILE",
+        "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON, or NAME.pftrace in Perfetto's own format "
+        "with memory, links and arrows");
     add(verb, "--report", o.report, "FILE", "write a self-contained HTML page, or its data where FILE ends in .json");
     add(verb, "--set", o.set, "FIELD=VALUE", "change a field of the plan first; may be repeated")
         ->allow_extra_args(false)
@@ -187,7 +189,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eval-interval", o.eval_interval, "N", "with --valid-data: also every N steps");
     add(verb, "--eval-batches", o.eval_batches, "N",
         "with --valid-data: global batches that are evaluated (default: all of it)");
-    add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
+    add(verb, "--trace", o.trace, "FILE",
+        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");

@@ -11,10 +11,12 @@
 #include <cstdlib>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 namespace moe::tools {
 
 namespace {
+thread_local Listener* current = nullptr;
 
 bool progress_as_lines() {
     const char* wish = std::getenv("MOE_PLAN_PROGRESS");
@@ -23,7 +25,14 @@ bool progress_as_lines() {
 
 } // namespace
 
+Listener* listener() { return current; }
+
+Listening::Listening(Listener& listener) : before_(std::exchange(current, &listener)) {}
+
+Listening::~Listening() { current = before_; }
+
 void print(std::string_view text) {
+    if (current != nullptr) return current->printed(text);
     const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
     if (!written || std::fflush(stdout) != 0)
         fail("cannot write to stdout: {}", std::generic_category().message(errno));
@@ -42,12 +51,14 @@ void Console::clear() {
 
 void Console::warning(std::string_view text) {
     if (silent_) return;
+    if (listener_ != nullptr) return listener_->noted(text);
     clear();
     std::fputs(fmt::format("{}\n", inked(text, Ink::warning, STDERR_FILENO)).c_str(), stderr);
 }
 
 void Console::line(std::string_view text) {
     if (silent_ || (output_.json && output_.quiet)) return;
+    if (listener_ != nullptr && output_.json) return listener_->noted(text);
     clear();
     const std::string whole = fmt::format("{}\n", text);
     if (output_.json)
@@ -73,6 +84,7 @@ void Console::table(const Table& table, int indent) {
 }
 
 void Console::progress(std::string_view text) {
+    if (listener_ != nullptr) return listener_->progress(text);
     if (silent_ || output_.quiet) return;
     if (progress_as_lines()) {
         const auto now = std::chrono::steady_clock::now();

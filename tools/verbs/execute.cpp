@@ -17,6 +17,7 @@
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
 #include "tools/report/exposed_comm.hpp"
+#include "tools/report/perfetto.hpp"
 #include "tools/report/step_log.hpp"
 #include "tools/verbs/verbs.hpp"
 
@@ -407,7 +408,8 @@ private:
                           d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
         if (recorded) {
             const program::Timeline measured = trainer.timeline();
-            if (first_ && !options_.trace.empty()) program::write_trace(measured, options_.trace);
+            if (first_ && !options_.trace.empty())
+                write_timeline(measured, {plan_, plan_, simulation_.memory}, options_.trace);
             if (folder) program::write_trace(measured, folder.file("measured.json"));
             if (plan_.gpus > 1) {
                 const double bare = exposed_communication(measured);

@@ -13,6 +13,7 @@
 #include "tools/report/documents.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/html.hpp"
+#include "tools/report/perfetto.hpp"
 #include "tools/report/ranking_text.hpp"
 #include "tools/report/report_data.hpp"
 #include "tools/verbs/request.hpp"
@@ -72,7 +73,8 @@ void replay_verb(const ReplayOptions& options) {
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
     published::Corrector corrector(stack, !options.no_neighbours);
     replay::Simulation simulation = replay::simulate(plan, stack, !options.trace.empty() || !options.report.empty());
-    if (!options.trace.empty()) program::write_trace(simulation.timeline, options.trace);
+    if (!options.trace.empty())
+        write_timeline(simulation.timeline, {simulation.timed, simulation.planned, simulation.memory}, options.trace);
     pricing::Skew skew;
     if (!options.report.empty()) {
         Explanation explanation =
