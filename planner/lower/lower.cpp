@@ -62,7 +62,7 @@ void add_io(program::Program& program, const plan::Plan& plan) {
             program.tensors[static_cast<std::size_t>(id)].offset = id == io.overflow ? 1 : 0;
         }
     }
-    io.hyper = emit::add_flat(program, "hyper", program::Dtype::f32, program::Storage::scalar, 8);
+    io.hyper = emit::add_flat(program, "hyper", program::Dtype::f32, program::Storage::scalar, 9);
 }
 
 // MoE layers of a chunk by their global index, those of MTP behind the model's.

@@ -179,7 +179,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add(verb, "--steps", o.steps, "N", "training steps")->capture_default_str();
     add(verb, "--backend", o.backend, "cpu|cuda", "cpu, or cuda: a GPU for every rank")->capture_default_str();
-    add(verb, "--init-from", o.init_from, "DIR", "Hugging Face folder: start from its weights (safetensors)");
+    add(verb, "--init-from", o.init_from, "DIR",
+        "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
+        "the plan's vocabulary may be larger");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",
@@ -228,6 +230,16 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
     add(verb, "--listen", o.listen, "ADDRESS",
         "address at which the process of rank 0 waits for the others (default: that of MASTER_ADDR)");
+    verb->add_flag("--skip-bad-steps", o.skip_bad_steps,
+                   "a step whose gradients have no finite norm changes no weight, and the run goes on");
+    add(verb, "--spike-norm", o.spike_norm, "X",
+        "with --skip-bad-steps: a step is bad, too, whose norm is above X times the median of the last 32 steps (0: "
+        "none)")
+        ->capture_default_str();
+    add(verb, "--back-after", o.back_after, "N",
+        "with --skip-bad-steps: behind N bad steps in a row go back to the last checkpoint and on with other data (0: "
+        "never)")
+        ->capture_default_str();
     add(verb, "--hang-timeout", o.hang_timeout, "SECONDS",
         "seconds in one op after which a rank hangs and the run ends (0: never)")
         ->capture_default_str();
@@ -329,6 +341,10 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
         "--append-eod", o.append_eod,
         "end every document with the end-of-document token: the eos_token of the tokenizer_config.json beside "
         "--vocab FILE, or the one that its added tokens have");
+    verb->add_flag(
+        "--chat", o.chat,
+        "texts are JSON lines of {\"messages\": [{\"role\", \"content\"}, ..]}: written by the chat template "
+        "beside --vocab FILE, with a loss mask over the answers (PREFIX.loss.bin and .idx)");
 }
 
 void add_export(CLI::App& app, ExportVerbOptions& o) {
@@ -340,6 +356,9 @@ void add_export(CLI::App& app, ExportVerbOptions& o) {
         ->required();
     add(verb, "--out", o.out, "DIR", "folder for safetensors and config.json")->required();
     add(verb, "--dtype", o.dtype, "fp32|bf16", "fp32: master weights bit for bit, or bf16")->capture_default_str();
+    add(verb, "--tokenizer", o.tokenizer, "DIR",
+        "folder of a tokenizer, such as the model's that was fine-tuned: its files and generation_config.json are "
+        "copied");
 }
 
 void add_launch(CLI::App& app, LaunchOptions& o) {
