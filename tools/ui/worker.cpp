@@ -12,6 +12,8 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <system_error>
 
 namespace moe::tools::ui {
@@ -47,18 +49,26 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
     return list;
 }
 
-std::string own_path() {
-    std::array<char, 4096> path{};
-    const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
-    if (length <= 0) fail("cannot find the command's own file: /proc/self/exe does not tell it");
-    return {path.data(), static_cast<std::size_t>(length)};
+// The words before "ui" by which this process was started: the command alone, which is its own file then, or an
+// interpreter with the script or module that is the command, as pip installs it.
+std::vector<std::string> own_command() {
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    std::vector<std::string> words;
+    for (std::string word; std::getline(file, word, '\0') && word != "ui";) {
+        std::error_code none;
+        const bool path = word.find('/') != std::string::npos && std::filesystem::exists(word, none);
+        words.push_back(path ? std::filesystem::absolute(word, none).string() : word); // workers start elsewhere
+    }
+    std::error_code error;
+    if (words.size() == 1) words[0] = std::filesystem::read_symlink("/proc/self/exe", error).string();
+    if (words.empty() || error) fail("cannot find the command's own file: /proc does not tell it");
+    return words;
 }
 
 // The process of `words`, first of a group of its own so that all of it can be ended.
 pid_t start(const std::vector<std::string>& words, const std::string& folder, const Pipe& out, const Pipe& err) {
     std::vector<std::string> environment{"MOE_PLAN_PROGRESS=lines", "NO_COLOR=1"};
     for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
-    const std::string path = own_path();
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -73,11 +83,11 @@ pid_t start(const std::vector<std::string>& words, const std::string& folder, co
     posix_spawnattr_setpgroup(&attributes, 0);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
     pid_t child = 0;
-    const int error =
-        posix_spawn(&child, path.c_str(), &files, &attributes, pointers(words).data(), pointers(environment).data());
+    const int error = posix_spawnp(&child, words.front().c_str(), &files, &attributes, pointers(words).data(),
+                                   pointers(environment).data());
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
-    if (error != 0) fail("cannot start {}: {}", path, std::generic_category().message(error));
+    if (error != 0) fail("cannot start {}: {}", words.front(), std::generic_category().message(error));
     return child;
 }
 
@@ -94,7 +104,7 @@ void take_lines(std::string& text, const WorkerCalls& calls, WorkerResult& resul
 
 WorkerResult run_worker(const std::vector<std::string>& words, const std::string& folder, const WorkerCalls& calls,
                         std::chrono::seconds longest, std::size_t most) {
-    std::vector<std::string> command{"moe-plan"};
+    std::vector<std::string> command = own_command();
     command.insert(command.end(), words.begin(), words.end());
     Pipe out, err;
     const pid_t child = start(command, folder, out, err);

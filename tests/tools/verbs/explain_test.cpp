@@ -157,7 +157,7 @@ TEST_CASE("replay --report: one page that asks nobody and holds what replay and 
         last = std::max(last, (box[4].get<double>() + box[5].get<double>()) * 1e-6);
     }
     CHECK(forwards.size() == plan["mesh"]["pp"].get<std::size_t>());
-    for (const auto& [stage, count] : forwards) CHECK_MESSAGE(count == each, stage);
+    for (const auto& entry : forwards) CHECK(entry.second == each);
     CHECK(last < 1.01 * report["explain"]["step_seconds"].get<double>());
     for (const Json& part : report["memory_over_time"]["classes"])
         CHECK(part["gib"].size() == report["memory_over_time"]["seconds"].size());

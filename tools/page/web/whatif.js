@@ -18,7 +18,7 @@ export function whatIfs(explained, choose) {
         { head: "moves along", left: true, show: (row) => (row.along.length ? changesText(row.along) : "") },
     ];
     if (choose)
-        columns.push({ head: "take it", left: true, show: (row) => h("button", { type: "button", class: "take", "aria-label": `make it the plan: ${changesText([row])}`, click: () => choose([row, ...row.along]) }, "make it the plan") });
+        columns.splice(1, 0, { head: "take it", left: true, show: (row) => h("button", { type: "button", class: "take", "aria-label": `make it the plan: ${changesText([row])}`, click: () => choose([row, ...row.along]) }, "make it the plan") });
     return h("div", null,
         table({ caption: "what each single change would do", columns, rows: explained.deltas, filter: true, classes: (row) => !row.fits && "unfit" }),
         explained.impossible.length > 0 && h("details", null, h("summary", null, `${explained.impossible.length} changes are not possible`),
