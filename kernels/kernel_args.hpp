@@ -246,7 +246,9 @@ struct LossShape {
     const float* share = nullptr; // [share[1]] multiplies every scale
 };
 
-// hyper[8]: lr, beta1, beta2, eps, weight decay, clip, 1 - beta1^t, 1 - beta2^t.
+// hyper[9]: lr, beta1, beta2, eps, weight decay, clip, 1 - beta1^t, 1 - beta2^t, and the largest square of the
+// gradients' norm with which a step is taken (0: any). A square beyond it, or one that is no number, makes the step a
+// bad one.
 struct AdamShape {
     std::int64_t elements = 0; // elements of this shard
     std::int64_t offset = 0;   // elements of the bucket before this shard

@@ -116,9 +116,9 @@ struct Kernels {
     // sum[n] += counts[n]
     void (*add_counts)(const std::int32_t* counts, float* sum, int n, void* stream);
     // master +- rate where the load[experts] is below or above its mean, w = master in storage precision.
-    // Nothing where [overflow[1]] is above 0.
-    void (*expert_bias)(const ExpertBiasShape& shape, const float* load, const float* overflow, float* master, Dst w,
-                        void* stream);
+    // Nothing where [overflow[1]] is above 0, or where hyper makes a step with the squared norm s[1] a bad one.
+    void (*expert_bias)(const ExpertBiasShape& shape, const float* load, const float* overflow, const float* s,
+                        const float* hyper, float* master, Dst w, void* stream);
     // to[n] = index - first for indices in [first, first + local), else -1.
     void (*local_experts)(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local,
                           void* stream);
@@ -204,7 +204,7 @@ struct Kernels {
     void (*sum_squares)(Src x, float* s, std::int64_t n, void* stream);
     // AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101) on g times the clip factor
     // clip / (norm + 1e-6) when clip > 0 and norm > clip, norm = sqrt(s[0]); [w] = master in storage precision.
-    // Nothing is written where [overflow[1]] is above 0.
+    // Nothing is written where [overflow[1]] is above 0, or where hyper makes the step a bad one.
     void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, const float* overflow,
                   float* master, Dst m, Dst v, Dst w, void* stream);
 

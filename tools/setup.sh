@@ -111,6 +111,9 @@ build() {
 }
 
 # shellcheck disable=SC2034 # for the scripts that source this
-build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libtomlplusplus-dev libicu-dev libsqlite3-dev zlib1g-dev"
+build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libtomlplusplus-dev libicu-dev libsqlite3-dev zlib1g-dev libjemalloc-dev"
 # shellcheck disable=SC2034
-test_packages="doctest-dev openmpi-bin python3-jsonschema python3-yaml clang-format clang-tidy"
+test_packages="doctest-dev openmpi-bin python3-dev python3-venv python3-jsonschema python3-yaml clang-format clang-tidy"
+# Ubuntu's package of this name is a snap, which a chroot or a container cannot run.
+# shellcheck disable=SC2034
+[ "$(sed -n 's/^ID=//p' /etc/os-release 2>/dev/null)" != debian ] || test_packages="$test_packages chromium"

@@ -13,8 +13,8 @@ REFERENCE = HERE.parent / "reference"
 BEGIN, END = "<!-- tables.py writes from here -->", "<!-- tables.py wrote to here -->"
 
 PRINTED = ["search", "replay", "explain", "execute", "evaluate", "generate", "compare", "compare-log", "compare-profile", "validate", "anchor", "tokenize", "export", "launch", "launch-engine", "import",
-           "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan", "completion", "man"]
-FILES = ["plan", "hardware", "model", "stack", "anchored-stack", "coefficients", "checkpoint", "trace", "measured", "residuals", "neighbours"]
+           "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan", "ui", "completion", "man"]
+FILES = ["plan", "report", "hardware", "model", "stack", "anchored-stack", "coefficients", "checkpoint", "trace", "measured", "residuals", "neighbours"]
 
 INTRODUCTION = """# Documents
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 namespace moe::data {
 
@@ -89,6 +90,12 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
     if (last != static_cast<std::int64_t>(sequences))
         refuse("{}: the documents end at sequence {}, the index has {}", path, last, sequences);
     read_index(sequences);
+    const std::string mask = prefix + ".loss";
+    if (!std::filesystem::exists(mask + ".idx")) return;
+    loss_ = std::make_unique<IndexedDataset>(mask);
+    if (loss_->tokens_ != tokens_ || loss_->documents_ != documents_)
+        refuse("{}.idx: masks {} tokens of {} documents, {} has {} of {}; it is of another dataset", mask,
+               loss_->tokens_, loss_->documents_, path, tokens_, documents_);
 }
 
 void IndexedDataset::read_index(std::size_t sequences) {
@@ -132,7 +139,8 @@ std::uint32_t IndexedDataset::mark() const {
     std::string ends(2 * part, '\0');
     data_.read(0, std::span(ends).first(part));
     data_.read(data_.size() - part, std::span(ends).last(part));
-    return engine::crc32c(ends);
+    const std::uint32_t tokens = engine::crc32c(ends);
+    return loss_ ? engine::crc32c(fmt::format("{} {}", tokens, loss_->mark())) : tokens;
 }
 
 void IndexedDataset::read_run(std::int64_t byte, std::int64_t first, std::span<std::int32_t> out,
@@ -162,6 +170,11 @@ void IndexedDataset::read(std::int64_t first, std::span<std::int32_t> out, std::
                  out.subspan(static_cast<std::size_t>(at - first), static_cast<std::size_t>(run)), vocab);
         at += run;
     }
+}
+
+void IndexedDataset::read_counts(std::int64_t first, std::span<std::int32_t> out) const {
+    if (!loss_) return std::fill(out.begin(), out.end(), 1);
+    loss_->read(first, out, 2);
 }
 
 void IndexedDataset::index_documents() {

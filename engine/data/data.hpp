@@ -20,7 +20,9 @@ namespace moe::data {
 class IndexedDataset {
 public:
     // Checks the index completely, and that the .bin is of it: every sequence lies within, and where they lie back to
-    // back nothing lies behind. Throws Error (bad_input) that names the file and the numbers that disagree.
+    // back nothing lies behind. Where PREFIX.loss.idx exists, that dataset of 0 and 1 says which tokens are labels; it
+    // must have the same tokens and documents. Throws Error (bad_input) that names the file and the numbers that
+    // disagree.
     explicit IndexedDataset(const std::string& prefix);
 
     const std::string& prefix() const { return prefix_; }
@@ -34,6 +36,9 @@ public:
     // all documents begin; it throws Error (bad_input) where they are not in order.
     void read_documents(std::int64_t first, std::span<std::int64_t> out);
     const std::vector<std::int64_t>& first_of_document(); // first token of each document; as above
+    bool has_loss_mask() const { return loss_ != nullptr; }
+    // 1 for each of the tokens [first, first + out.size()) that is a label where it stands, else 0; all 1 without mask.
+    void read_counts(std::int64_t first, std::span<std::int32_t> out) const;
 
 private:
     void index_documents();
@@ -43,6 +48,7 @@ private:
 
     std::string prefix_;
     engine::SourceFile index_, data_;
+    std::unique_ptr<IndexedDataset> loss_; // null: every token is a label
     std::int64_t tokens_ = 0, documents_ = 0;
     int type_ = 0;
     std::size_t width_ = 0;
@@ -75,6 +81,9 @@ public:
     // Writes where the document of each of those tokens begins in the sample. Blocks that are no neighbours in the data
     // are of different documents.
     void read_documents(std::int64_t sample, std::span<std::int32_t> starts);
+    // Writes 1 for each of those tokens that is a label where it stands, else 0.
+    void read_counts(std::int64_t sample, std::span<std::int32_t> counts);
+    bool has_loss_mask() const; // some dataset has one
     // Documents by their tokens, each dataset's as often as the blend draws its tokens; empty ones left out.
     std::map<std::int64_t, double> document_lengths();
     // Where every dataset stands when sample `sample` is the next.

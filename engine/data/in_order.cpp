@@ -20,6 +20,13 @@ void InOrder::read(std::int64_t sample, std::span<std::int32_t> out) const {
     std::fill(out.begin() + static_cast<std::ptrdiff_t>(here), out.end(), -1);
 }
 
+void InOrder::read_counts(std::int64_t sample, std::span<std::int32_t> counts) const {
+    const auto here =
+        static_cast<std::size_t>(std::min(static_cast<std::int64_t>(counts.size()), data_.tokens() - sample * seq_));
+    data_.read_counts(sample * seq_, counts.first(here));
+    std::fill(counts.begin() + static_cast<std::ptrdiff_t>(here), counts.end(), 0);
+}
+
 void InOrder::read_documents(std::int64_t sample, std::span<std::int32_t> starts) {
     std::vector<std::int64_t> firsts(starts.size());
     data_.read_documents(sample * seq_, firsts);

@@ -22,6 +22,9 @@ public:
     void read(std::int64_t sample, std::span<std::int32_t> out) const;
     // Writes where the document of each of those tokens begins in the sample.
     void read_documents(std::int64_t sample, std::span<std::int32_t> starts);
+    bool has_loss_mask() const { return data_.has_loss_mask(); }
+    // Writes 1 for each of those tokens that is a label where it stands, else 0.
+    void read_counts(std::int64_t sample, std::span<std::int32_t> counts) const;
 
 private:
     IndexedDataset data_;

@@ -194,6 +194,18 @@ void SampleData::read_documents(std::int64_t sample, std::span<std::int32_t> sta
     });
 }
 
+void SampleData::read_counts(std::int64_t sample, std::span<std::int32_t> counts) {
+    if (static_cast<std::int64_t>(counts.size()) != seq_ + 1)
+        fail("a sample has {} tokens, the labels of {} were asked for", seq_ + 1, counts.size());
+    for_each_piece(sample, [&](const IndexedDataset& data, std::int64_t first, std::int64_t at, std::int64_t count) {
+        data.read_counts(first, counts.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count) + 1));
+    });
+}
+
+bool SampleData::has_loss_mask() const {
+    return std::any_of(entries_.begin(), entries_.end(), [](const Entry& e) { return e.data->has_loss_mask(); });
+}
+
 std::map<std::int64_t, double> SampleData::document_lengths() {
     std::map<std::int64_t, double> lengths;
     for (const Entry& entry : entries_) {

@@ -4,6 +4,7 @@
 
 #include "engine/base/source_file.hpp"
 #include "engine/data/blocks.hpp"
+#include "engine/data/dataset_writer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/json.hpp"
@@ -12,8 +13,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -24,31 +23,6 @@
 namespace moe::data {
 
 namespace {
-
-template <class T>
-void append(std::string& out, T value) {
-    char bytes[sizeof value];
-    std::memcpy(bytes, &value, sizeof value);
-    out.append(bytes, sizeof value);
-}
-
-std::string index_of(const std::vector<std::int64_t>& lengths, bool wide) {
-    constexpr std::uint8_t i32_elements = 4, u16_elements = 8;
-    std::string out("MMIDIDX\0\0", 9);
-    append<std::uint64_t>(out, 1);
-    append(out, wide ? i32_elements : u16_elements);
-    append<std::uint64_t>(out, lengths.size());
-    append<std::uint64_t>(out, lengths.size() + 1);
-    for (const std::int64_t length : lengths) append(out, static_cast<std::int32_t>(length));
-    std::int64_t offset = 0;
-    for (const std::int64_t length : lengths) {
-        append(out, offset);
-        offset += (wide ? 4 : 2) * length;
-    }
-    for (std::size_t document = 0; document <= lengths.size(); ++document)
-        append(out, static_cast<std::int64_t>(document));
-    return out;
-}
 
 // Compressed text would be tokenized as what it looks like.
 void refuse_compressed(std::string_view text, const std::string& file) {
@@ -73,52 +47,19 @@ void refuse_compressed(std::string_view text, const std::string& file) {
 using Take = std::function<void(const std::vector<std::int32_t>& ids)>;
 using Encode = std::function<void(engine::SourceFile& file, std::string text, const Take& take)>;
 
-// One document. Returns the number of its ids.
-std::int64_t write_document(const std::string& path, bool wide, const Encode& encode,
-                            const std::function<void(std::string_view)>& write) {
-    constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-    engine::SourceFile file(path);
-    std::string text;
-    if (!file.next(text, 1 << 16)) refuse("{}: the file is empty; leave it out", path);
-    refuse_compressed(text, path);
-    std::int64_t count = 0;
-    std::string tokens;
-    encode(file, std::move(text), [&](const std::vector<std::int32_t>& ids) {
-        count += static_cast<std::int64_t>(ids.size());
-        if (count > most) refuse("{}: makes more tokens than one document can hold ({}); split the file", path, most);
-        tokens.clear();
-        for (const std::int32_t id : ids) {
-            if (wide)
-                append(tokens, id);
-            else
-                append(tokens, static_cast<std::uint16_t>(id));
-        }
-        write(tokens);
-    });
-    return count;
-}
-
 TokenizeResult tokenize(const std::vector<std::string>& files, const std::string& prefix, bool wide,
                         const Encode& encode) {
     if (files.empty()) refuse("no text files to tokenize");
-    TokenizeResult result;
-    std::vector<std::int64_t> lengths;
-    const auto write_tokens = [&](const std::function<void(std::string_view)>& write) {
-        for (const std::string& file : files) {
-            lengths.push_back(write_document(file, wide, encode, write));
-            result.tokens += lengths.back();
+    return write_dataset(prefix, wide, false, [&](DatasetWriter& writer) {
+        for (const std::string& path : files) {
+            engine::SourceFile file(path);
+            std::string text;
+            if (!file.next(text, 1 << 16)) refuse("{}: the file is empty; leave it out", path);
+            refuse_compressed(text, path);
+            encode(file, std::move(text), [&](const std::vector<std::int32_t>& ids) { writer.add(ids, path); });
+            writer.end_document();
         }
-    };
-    write_file(prefix + ".bin", write_tokens);
-    try {
-        write_file(prefix + ".idx", index_of(lengths, wide));
-    } catch (...) {
-        // A .bin without its index, or with an older one, would be a trap.
-        std::remove((prefix + ".bin").c_str());
-        throw;
-    }
-    result.documents = static_cast<std::int64_t>(lengths.size());
-    return result;
+    });
 }
 
 } // namespace

@@ -1,15 +1,13 @@
 // Text to a Megatron .bin/.idx pair.
 #pragma once
 
+#include "engine/data/dataset_writer.hpp"
+
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace moe::data {
-
-struct TokenizeResult {
-    std::int64_t documents = 0, tokens = 0;
-};
 
 // Byte vocabulary: ids 0-255, no end-of-document token, 16-bit elements, one document per file in the order given.
 // Writes PREFIX.bin, then PREFIX.idx. Texts go through in blocks: memory does not grow with their length. Throws Error
@@ -24,5 +22,14 @@ TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::
 // one token among the added ones that models use for it. Throws Error (bad_input) where there is none, or several.
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
                               const std::string& prefix, bool append_eod = false, int threads = 0);
+
+// Conversations with a loss mask over the answers: files of JSON lines {"messages": [{"role": .., "content": ..}, ..]}
+// (and what else the template asks for, such as "tools") through the chat template of the tokenizer_config.json or
+// chat_template.jinja beside the tokenizer. What the template writes from its generation prompt on for each message of
+// the assistant is an answer; white space behind the special token that ends it is not. Prompts and answers are
+// tokenized apart, as when the model answers. A conversation is one document; where the template writes earlier
+// messages otherwise once more follow, it is one for each answer. Throws Error (bad_input) naming file, line and field.
+TokenizeResult tokenize_chat(const std::vector<std::string>& files, const std::string& tokenizer,
+                             const std::string& prefix);
 
 } // namespace moe::data

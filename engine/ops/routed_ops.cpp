@@ -63,7 +63,7 @@ void add_counts(const OpContext& c) {
 void expert_bias(const OpContext& c) {
     const program::ExpertBiasAttr& a = std::get<program::ExpertBiasAttr>(c.op.attr);
     c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
-                          floats(c, 1), floats_out(c, 0), dst(c, 1), c.stream);
+                          floats(c, 1), floats(c, 2), floats(c, 3), floats_out(c, 0), dst(c, 1), c.stream);
 }
 void local_experts(const OpContext& c) {
     const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);

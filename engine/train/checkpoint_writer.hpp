@@ -31,6 +31,7 @@ public:
     void save(const Trainer& trainer);
     // Waits until the last snapshot is on the disk; throws like save().
     void finish();
+    const std::string& folder() const { return folder_; }
     std::int64_t saved_step() const { return saved_; } // step of the last whole checkpoint written here, -1 = none
 
 private:

@@ -1,6 +1,7 @@
 // The names and shapes of the model's parameters in Hugging Face checkpoints.
 #include "engine/train/huggingface.hpp"
 
+#include "engine/train/initial_weights.hpp"
 #include "engine/weights/safetensors.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
@@ -121,6 +122,7 @@ struct Found {
     const weights::StoredTensor* tensor = nullptr;
     Source source;
     std::int64_t cols = 1; // columns of the parameter
+    std::int64_t rows = 0; // rows that are stored; the parameter may have more
 };
 
 // Elements [first, first + out.size()) of a parameter. Rows that lie whole are read at once; where neighbours in a row
@@ -168,13 +170,15 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
         const weights::StoredTensor* tensor = weights.find(source.name);
         if (tensor == nullptr) continue;
         const bool column = shape.cols == 1 && tensor->shape == std::vector<std::int64_t>{shape.rows, 1};
-        if (tensor->shape != source.shape && !column)
+        const bool grows = has_token_rows(parameter) && tensor->shape.size() == 2 && tensor->shape[0] > 0 &&
+                           tensor->shape[0] < shape.rows && tensor->shape[1] == shape.cols;
+        if (tensor->shape != source.shape && !column && !grows)
             refuse("{}: {} has shape [{}], the plan's model needs [{}]", weights.folder(), shown(source.name),
                    fmt::join(tensor->shape, ", "), fmt::join(source.shape, ", "));
         if (tensor->dtype != "F32" && tensor->dtype != "BF16" && tensor->dtype != "F16")
             refuse("{}: {} is stored as {}; only F32, BF16 and F16 weights can be read: convert the checkpoint",
                    weights.folder(), shown(source.name), tensor->dtype);
-        return {tensor, source, shape.cols};
+        return {tensor, source, shape.cols, grows ? tensor->shape[0] : shape.rows};
     }
     if (weights.find(list.front().name + "_blocks") != nullptr)
         refuse("{}: {} is stored as MXFP4 ({}_blocks); only F32, BF16 and F16 weights can be read: convert the "
@@ -187,8 +191,23 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
     refuse("{}: tensor {} is missing{}{}", weights.folder(), parameter, also, did_you_mean(parameter, weights.names()));
 }
 
-// Fields of two models that change what is computed.
-std::vector<std::string> differences(const model::Model& plan, const model::Model& stored) {
+// Tensors of a checkpoint that repeat another under MTP's own names: what to write, and what loading need not name.
+std::map<std::string, std::string> repeated(const model::Model& model) {
+    std::map<std::string, std::string> names;
+    for (std::size_t i = 0; i < model.mtp.size(); ++i) {
+        const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
+        names[at + "embed_tokens.weight"] = "model.embed_tokens.weight";
+        names[at + "shared_head.head.weight"] = model.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+    }
+    return names;
+}
+
+} // namespace
+
+std::vector<std::string> differing_fields(const model::Model& plan, const model::Model& stored,
+                                          const std::string& place) {
+    if (stored.architecture != plan.architecture)
+        refuse("{}: architectures = {}, but the plan's model is {}", place, stored.architecture, plan.architecture);
     std::vector<std::string> list;
     const auto compare = [&](const char* field, auto ours, auto theirs) {
         if (ours != theirs)
@@ -210,25 +229,13 @@ std::vector<std::string> differences(const model::Model& plan, const model::Mode
     return list;
 }
 
+namespace {
+
 std::vector<std::string> check_config(const model::Model& model, const std::string& folder) {
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
     std::error_code error;
     if (!std::filesystem::exists(path, error)) return {};
-    const model::Model stored = families::model_from_json(read_file(path), path);
-    if (stored.architecture != model.architecture)
-        refuse("{}: architectures = {}, but the plan's model is {}", path, stored.architecture, model.architecture);
-    return differences(model, stored);
-}
-
-// Tensors of a checkpoint that repeat another under MTP's own names: what to write, and what loading need not name.
-std::map<std::string, std::string> repeated(const model::Model& model) {
-    std::map<std::string, std::string> names;
-    for (std::size_t i = 0; i < model.mtp.size(); ++i) {
-        const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
-        names[at + "embed_tokens.weight"] = "model.embed_tokens.weight";
-        names[at + "shared_head.head.weight"] = model.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-    }
-    return names;
+    return differing_fields(model, families::model_from_json(read_file(path), path), path);
 }
 
 } // namespace
@@ -238,6 +245,7 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     const model::Model& model = *trainer.plan().model;
     const weights::StoredWeights weights(folder);
     report.difference = check_config(model, folder);
+    report.grown_to = model.vocab;
     const std::map<std::string, std::int64_t> experts = expert_counts(trainer.parameters());
     std::map<std::string, Found> found;
     std::set<std::string> used;
@@ -250,8 +258,12 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
         found.emplace(name, place);
     }
     for (const auto& [name, place] : found) {
-        trainer.fill_weight(
-            name, [&place = place](std::int64_t first, std::span<float> out) { read_part(place, first, out); });
+        ReadPart read = [&place = place](std::int64_t first, std::span<float> out) { read_part(place, first, out); };
+        if (place.rows < trainer.parameters().at(name).rows) {
+            report.grown_from = place.rows;
+            read = with_more_rows(read, place.rows, place.cols);
+        }
+        trainer.fill_weight(name, read);
         ++report.loaded;
     }
     for (const std::string& name : weights.names())
@@ -270,6 +282,9 @@ std::string describe(const LoadReport& report) {
             fmt::format("{} tensors of the checkpoint are not used: {}{}", report.unused.size(),
                         shown(fmt::format("{}", fmt::join(first, ", "))), report.unused.size() > named ? ", ..." : "");
     }
+    if (report.grown_from > 0)
+        text += fmt::format("{}the vocabulary grows from {} to {} tokens: rows of new ones are the mean of the others",
+                            text.empty() ? "" : "; ", report.grown_from, report.grown_to);
     if (!report.difference.empty())
         text += fmt::format("{}the checkpoint's config.json differs in {}", text.empty() ? "" : "; ",
                             fmt::join(report.difference, ", "));
@@ -311,7 +326,9 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
     }
     for (const auto& [copy, original] : repeated(model)) stored[copy] = stored.at(original);
     std::vector<weights::TensorToWrite> tensors;
-    for (const auto& [name, parts] : stored) tensors.push_back({name, parts.front().source.shape});
+    // BF16 would lose what bias_update adds to a selection bias; the models' own checkpoints keep FP32, too.
+    for (const auto& [name, parts] : stored)
+        tensors.push_back({name, parts.front().source.shape, name.ends_with("e_score_correction_bias")});
     weights::write_weights(
         folder, tensors, options.dtype, options.shard_bytes,
         [&](const weights::TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 #include <numbers>
+#include <optional>
 
 namespace moe::train {
 
@@ -29,6 +30,7 @@ void check_options(const TrainOptions& o) {
     require(o.eps > 0.0, "--eps", o.eps, "positive");
     require(o.weight_decay >= 0.0, "--weight-decay", o.weight_decay, "0 or more");
     require(o.hang_timeout >= 0.0, "--hang-timeout", o.hang_timeout, "0 (never) or more");
+    require(o.spike >= 0.0, "--spike-norm", o.spike, "0 (off) or more");
     require(o.clip >= 0.0, "--grad-clip", o.clip, "0 (off) or more");
 }
 
@@ -70,19 +72,71 @@ LearningRate learning_rate_named(const std::string& name) {
     return static_cast<LearningRate>(found - std::begin(learning_rate_names));
 }
 
+namespace {
+
+// Going back to checkpoints: the last one, and how often the run has gone back to it.
+class Returns {
+public:
+    explicit Returns(const Saving& saving) : saving_(saving) {}
+
+    void go_back(Trainer& trainer, const StepResult& bad) {
+        constexpr int most = 3;
+        saving_.writer.finish();
+        trainer.any(false); // Every process has written its part, and the first one the whole.
+        std::vector<std::string> skipped;
+        const std::unique_ptr<weights::StoredCheckpoint> found =
+            weights::newest_checkpoint(saving_.writer.folder(), skipped);
+        if (!found)
+            fail("step {}: {} bad steps in a row, and no checkpoint to go back to: lower --lr (it is {})", bad.step,
+                 saving_.back_after, bad.lr);
+        const std::int64_t step = found->state().step;
+        times_ = step == step_ ? times_ + 1 : 1;
+        step_ = step;
+        if (times_ > most)
+            fail("step {}: {} bad steps in a row, {} times from step {} on: lower --lr (it is {})", bad.step,
+                 saving_.back_after, most, step, bad.lr);
+        trainer.go_back(*found);
+        if (saving_.say)
+            saving_.say(
+                fmt::format("step {}: {} bad steps in a row: going back to step {}, and on with the data behind",
+                            bad.step, saving_.back_after, step));
+    }
+
+private:
+    const Saving& saving_;
+    std::int64_t step_ = -1;
+    int times_ = 0;
+};
+
+} // namespace
+
 std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
                               const std::function<void(const StepResult&)>& on_step, const Saving* saving) {
+    constexpr std::int64_t most_bad = 100;
     std::vector<StepResult> results;
+    std::optional<Returns> returns;
+    if (saving != nullptr && saving->back_after > 0) returns.emplace(*saving);
+    std::int64_t bad = 0; // steps in a row
     while (trainer.steps_done() < options.steps) {
         results.push_back(trainer.step(source));
         const StepResult& result = results.back();
         if (on_step) on_step(result);
-        if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+        bad = result.skipped ? bad + 1 : 0;
+        if (!options.skip_bad && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
             fail("step {}: loss {} and gradient norm {} are not finite; lower --lr (it is {}) or raise --warmup",
                  result.step, result.loss, result.grad_norm, result.lr);
+        if (bad >= most_bad)
+            fail("step {}: {} bad steps in a row, the last with gradient norm {}; lower --lr (it is {})", result.step,
+                 bad, result.grad_norm, result.lr);
         if (saving == nullptr) continue;
         const bool stop = trainer.any(saving->stop && saving->stop());
-        const bool due = saving->interval > 0 && result.step % saving->interval == 0;
+        if (returns && bad >= saving->back_after && !stop) {
+            returns->go_back(trainer, result);
+            bad = 0;
+            continue;
+        }
+        // Between bad steps nothing changes that would be worth a checkpoint to go back to.
+        const bool due = saving->interval > 0 && result.step % saving->interval == 0 && !(returns && bad > 0);
         if (stop || due || result.step == options.steps) saving->writer.save(trainer);
         if (stop) break;
     }

@@ -69,6 +69,7 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     device_of(places - 1); // device_of() refuses a device that this machine has not.
     if (transport() == nullptr) fabric_ = std::make_unique<comm::ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
+    counts_.resize(tokens_.size(), 1);
     if (plan_.masks_documents()) starts_.resize(tokens_.size());
     label_shares_.resize(1 + plan_.model->mtp.size(), 1.0f);
     kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
@@ -202,6 +203,9 @@ void Trainer::take_samples(const SampleSource& source, std::int64_t first, std::
             source(first + s, tokens);
         else
             std::fill(tokens.begin(), tokens.end(), -1);
+        const std::span<std::int32_t> counts = std::span(counts_).subspan(static_cast<std::size_t>(s) * row, row);
+        std::fill(counts.begin(), counts.end(), 1);
+        if (first + s < end && source.counts) source.counts(first + s, counts);
         if (starts_.empty()) continue;
         const std::span<std::int32_t> starts = std::span(starts_).subspan(static_cast<std::size_t>(s) * row, row);
         std::fill(starts.begin(), starts.end(), 0);
@@ -210,6 +214,8 @@ void Trainer::take_samples(const SampleSource& source, std::int64_t first, std::
 }
 
 StepResult Trainer::step(const SampleSource& source) {
+    if (source.counts && !plan_.masks_documents())
+        refuse("execute: labels that do not count need a plan with documents = mask");
     take_samples(source, samples_, samples_ + plan_.gbs);
     if (plan_.masks_documents()) count_labels();
     const double lr = learning_rate(options_, done_);
@@ -233,7 +239,8 @@ StepResult Trainer::step(const SampleSource& source) {
     ++done_;
     samples_ += plan_.gbs;
     const auto [loss, norm, mtp_loss] = step_sums();
-    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, {}};
+    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, false, {}};
+    result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);
     if (too_many > 0.0) result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers(too_many > 0.0);
@@ -336,7 +343,7 @@ void Trainer::fill_inputs(Rank& r) {
 
 void Trainer::write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead) {
     write_rows(r, input, micro_batch, r.positions, [&](std::int64_t sample, std::int32_t position) {
-        if (position + ahead > plan_.seq || !labels(sample, position, ahead)) return -1;
+        if (ahead > 0 && (position + ahead > plan_.seq || !labels(sample, position, ahead))) return -1;
         return tokens_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead)];
     });
 }
@@ -365,7 +372,7 @@ void Trainer::write_documents(Rank& r, int micro_batch) {
 
 bool Trainer::labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const {
     const auto at = static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead);
-    return starts_.empty() || starts_[at] <= position;
+    return counts_[at] != 0 && (starts_.empty() || starts_[at] <= position);
 }
 
 // The scale of a loss is that of all labels; where documents mask some, the share makes it that of the others.
@@ -382,16 +389,18 @@ void Trainer::count_labels() {
 }
 
 void Trainer::set_hyper(double lr) {
-    const double t = static_cast<double>(done_ + 1);
-    const double values[8] = {lr,
+    // Moments have moved in the steps that were taken alone.
+    const double t = static_cast<double>(done_ + 1 - bad_.skipped());
+    const double values[9] = {lr,
                               options_.beta1,
                               options_.beta2,
                               options_.eps,
                               options_.weight_decay,
                               options_.clip,
                               1.0 - std::pow(options_.beta1, t),
-                              1.0 - std::pow(options_.beta2, t)};
-    std::transform(values, values + 8, hyper_.begin(), [](double v) { return static_cast<float>(v); });
+                              1.0 - std::pow(options_.beta2, t),
+                              options_.skip_bad ? static_cast<double>(bad_.limit(options_.spike)) : 0.0};
+    std::transform(values, values + 9, hyper_.begin(), [](double v) { return static_cast<float>(v); });
 }
 
 program::Timeline Trainer::timeline() const {

@@ -6,6 +6,7 @@
 #include "engine/comm/queued.hpp"
 #include "engine/comm/threads.hpp"
 #include "engine/run/executor.hpp"
+#include "engine/train/bad_steps.hpp"
 #include "engine/train/checkpoint_writer.hpp"
 #include "engine/weights/parameters.hpp"
 #include "planner/lower/lower.hpp"
@@ -45,6 +46,10 @@ struct TrainOptions {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double weight_decay = 0.1; // decoupled decay, of matrices only
     double clip = 1.0;         // largest norm of the global gradient, 0 = off
+    // Bad steps leave weights, moments and selection biases as they are, to the bit: those whose norm is not finite,
+    // and with `spike` above 0 those whose norm is above spike times the median of the last steps taken (BadSteps).
+    bool skip_bad = false;
+    double spike = 0.0;
     std::uint64_t seed = 1;
     int permits = 0; // number of ranks that run at once, 0 = the machine's cores
     // Recorded steps from which timeline() takes the median one. On a GPU only the last three of `steps` are recorded,
@@ -91,6 +96,7 @@ struct StepResult {
     // Routed rows, over all layers and ranks, for which the planned capacity had no place. Above 0 the step was run a
     // second time with the worst case's buffers, whose results these are.
     double overflow = 0.0;
+    bool skipped = false; // a bad step, which changed nothing
     // Steps of the routers, by layer, at process 0. Programs of our stack count loads where they run; of others, loads
     // that no loss or bias needs are known on the CPU in one process alone.
     std::vector<RouterStep> routers;
@@ -110,10 +116,14 @@ struct SampleSource {
     Write tokens;
     // Where the document of each token begins in the sample, for plans that mask documents; none: a sample is one.
     Write documents;
+    // 1 for each token that is a label where it stands, else 0: the loss is over those; none: all are. A step needs a
+    // plan that masks documents, an evaluation does not.
+    Write counts;
 
     template <class F, class = std::enable_if_t<std::is_constructible_v<Write, F>>>
     SampleSource(F write) : tokens(std::move(write)) {} // NOLINT(google-explicit-constructor): most have tokens alone
-    SampleSource(Write write, Write starts) : tokens(std::move(write)), documents(std::move(starts)) {}
+    SampleSource(Write write, Write starts, Write labels = {})
+        : tokens(std::move(write)), documents(std::move(starts)), counts(std::move(labels)) {}
     void operator()(std::int64_t sample, std::span<std::int32_t> out) const { tokens(sample, out); }
 };
 
@@ -124,6 +134,7 @@ public:
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
+    // Throws Error (bad_input) for a source with counts under a plan that does not mask documents.
     StepResult step(const SampleSource& source);
     // The loss over the samples [0, samples), in batches of the plan's, of which the last may be filled up. Nothing
     // that a later step reads changes: it gives the bits that it gives without. Called by all processes, between steps;
@@ -157,6 +168,9 @@ public:
     // Goes on where the checkpoint of any plan of the same model stands. Throws Error (bad_input) where its parameters
     // are not this model's. What else must agree: check_resume() of resume.hpp.
     void restore(const weights::StoredCheckpoint& checkpoint);
+    // The same to a checkpoint of this run, and on with the samples behind those that were taken: other data than those
+    // that led here.
+    void go_back(const weights::StoredCheckpoint& checkpoint);
 
     // True where any process says so. Called by all processes in turn with steps.
     bool any(bool here) const;
@@ -234,7 +248,7 @@ private:
     void fill_inputs(Rank& rank);
     // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample or the document.
     void write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead);
-    // Whether the token `ahead` of a position is of the same document, so that it is a label there.
+    // Whether the token `ahead` of a position is a label there: it counts and is of the same document.
     bool labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const;
     void count_labels(); // label_shares_ of the samples that are there
     // One int32 for each of the given positions of a micro-batch's sequences: value(sample of the step, position).
@@ -273,13 +287,15 @@ private:
     std::map<std::string, Shape> shapes_;
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
+    std::vector<std::int32_t> counts_; // likewise, 1 for a token that is a label where it stands, else 0
     std::vector<std::int32_t> starts_; // likewise, where each token's document begins; empty without masks
     std::vector<float> label_shares_;  // ProgramIo::label_shares of the current step
-    std::array<float, 8> hyper_{};
+    std::array<float, 9> hyper_{};
     std::map<int, std::vector<float>> last_load_;   // RouterIo::last_load of the next step, by layer
     std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
     std::int64_t done_ = 0, begun_ = 0;             // numbers of steps; begun_: steps done when this process began
     std::int64_t samples_ = 0;                      // samples taken by all steps
+    BadSteps bad_;
     std::int64_t first_timed_ = 0;
     struct KeptStep {
         double taken = 0.0, seconds = 0.0; // seconds of the step, with its stamps and without
@@ -297,10 +313,14 @@ struct Saving {
     CheckpointWriter& writer;
     std::int64_t interval = 0;
     std::function<bool()> stop;
+    std::int64_t back_after = 0;                        // bad steps in a row behind which train() goes back, 0 = never
+    std::function<void(const std::string& line)> say{}; // told of going back; may be empty
 };
 
-// Runs until options.steps steps are done; on_step is called after each on the caller's thread. Throws Error (failure)
-// when the loss is no longer finite.
+// Runs until options.steps steps are done; on_step is called after each on the caller's thread. With saving->back_after
+// it goes back to the newest checkpoint behind so many bad steps in a row. Throws Error (failure) when the loss is no
+// longer finite and bad steps are not skipped, behind 100 bad steps in a row, and where going back to one checkpoint
+// three times has not helped.
 std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
                               const std::function<void(const StepResult&)>& on_step, const Saving* saving = nullptr);
 

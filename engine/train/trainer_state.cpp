@@ -73,7 +73,8 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 void Trainer::snapshot(weights::Snapshot& out) const {
-    out.state = {done_, samples_, options_.seed, plan_.model->name, plan_.model->config_json, last_load_, {}};
+    out.state = {done_,      samples_, options_.seed, plan_.model->name, plan_.model->config_json,
+                 last_load_, {},       bad_.norms(),  bad_.skipped()};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -126,6 +127,14 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
     done_ = begun_ = state.step;
     samples_ = state.samples;
     last_load_ = state.router_loads;
+    bad_ = BadSteps(state.norms, state.skipped);
+}
+
+void Trainer::go_back(const weights::StoredCheckpoint& checkpoint) {
+    const std::int64_t samples = samples_, begun = begun_;
+    restore(checkpoint);
+    samples_ = samples;
+    begun_ = std::min(begun, done_);
 }
 
 } // namespace moe::train

@@ -33,6 +33,9 @@ struct RunState {
     // Loads by layer, where the plan's load_balancing is global_aux_loss: the load that the next step balances.
     std::map<int, std::vector<float>> router_loads;
     data::DataPosition data; // without datasets: of a run whose data have no position
+    // Norms of the gradients of the last steps taken, the oldest first, and steps that were bad: train::BadSteps.
+    std::vector<float> norms;
+    std::int64_t skipped = 0;
 };
 
 // A set of `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.

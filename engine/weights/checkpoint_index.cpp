@@ -26,6 +26,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* format_name = "moe-plan checkpoint";
 constexpr std::int64_t most_elements = std::int64_t{1} << 48, most_count = std::int64_t{1} << 53;
+constexpr std::size_t most_norms = 32;
 constexpr std::int64_t most_layers = 1 << 20, most_checksum = 0xffffffff;
 
 Runs run_of(const std::vector<std::int64_t>& v, std::int64_t total, const JsonObject& slice) {
@@ -126,6 +127,12 @@ RunState read_state(const JsonObject& index) {
             state.router_loads[layer].push_back(static_cast<float>(load));
     }
     if (index.states("data")) state.data = read_position(index.object("data"));
+    if (index.states("bad_steps")) {
+        const JsonObject bad = index.object("bad_steps");
+        state.skipped = bad.integer("skipped", 0, state.step);
+        for (const double norm : bad.numbers("norms", 0.0, 1e30)) state.norms.push_back(static_cast<float>(norm));
+        if (state.norms.size() > most_norms) bad.refuse_value("norms", "holds too many");
+    }
     return state;
 }
 
@@ -217,6 +224,8 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
                   {"tensors", Json::object()}};
     for (auto& [name, tensor] : tensors) index["tensors"][name] = std::move(tensor);
     for (const auto& [layer, load] : state.router_loads) index["router_loads"][std::to_string(layer)] = load;
+    if (!state.norms.empty() || state.skipped > 0)
+        index["bad_steps"] = {{"skipped", state.skipped}, {"norms", state.norms}};
     if (!state.data.datasets.empty()) index["data"] = position_json(state.data);
     const std::string text = json_text(index);
     return fmt::format("{{\"schema\":\"{}\",\"crc32c\":{},\"checkpoint\":{}}}\n", schema::checkpoint,

@@ -111,13 +111,18 @@ void check_tiling(std::vector<Extent>& extents, std::int64_t room, const std::st
     if (at != room) refuse("{}: the tensors end at byte {} of {} bytes of data", path, at, room);
 }
 
+program::Dtype stored_type(const TensorToWrite& tensor, program::Dtype dtype) {
+    return tensor.exact ? program::Dtype::f32 : dtype;
+}
+
 std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype dtype) {
     Json header;
     header["__metadata__"] = {{"format", "pt"}}; // Transformers refuses files without it.
     std::int64_t at = 0;
     for (const TensorToWrite& tensor : tensors) {
-        const std::int64_t bytes = program::bytes_of(dtype, product(tensor.shape));
-        header[tensor.name] = {{"dtype", dtype == program::Dtype::bf16 ? "BF16" : "F32"},
+        const program::Dtype type = stored_type(tensor, dtype);
+        const std::int64_t bytes = program::bytes_of(type, product(tensor.shape));
+        header[tensor.name] = {{"dtype", type == program::Dtype::bf16 ? "BF16" : "F32"},
                                {"shape", tensor.shape},
                                {"data_offsets", {at, at + bytes}}};
         at += bytes;
@@ -258,7 +263,7 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
             if (static_cast<std::int64_t>(floats.size()) != product(tensor.shape))
                 fail("{}: {} has {} elements, its shape [{}] asks for {}", path, tensor.name, floats.size(),
                      fmt::join(tensor.shape, ", "), product(tensor.shape));
-            append(encoded(floats, dtype));
+            append(encoded(floats, stored_type(tensor, dtype)));
         }
     });
 }
@@ -275,7 +280,7 @@ void write_weights(const std::string& folder, const std::vector<TensorToWrite>& 
     std::vector<std::vector<TensorToWrite>> shards(1);
     std::int64_t bytes = 0, total = 0;
     for (const TensorToWrite& tensor : tensors) {
-        const std::int64_t size = program::bytes_of(dtype, product(tensor.shape));
+        const std::int64_t size = program::bytes_of(stored_type(tensor, dtype), product(tensor.shape));
         if (bytes > 0 && bytes + size > shard_bytes) {
             shards.emplace_back();
             bytes = 0;

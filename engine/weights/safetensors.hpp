@@ -67,6 +67,7 @@ private:
 struct TensorToWrite {
     std::string name;
     std::vector<std::int64_t> shape;
+    bool exact = false; // F32 in a file of any type
 };
 // The FP32 values of a tensor, row-major, asked for once each and in the order of the list.
 using TensorValues = std::function<std::vector<float>(const TensorToWrite&)>;

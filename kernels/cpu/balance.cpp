@@ -86,8 +86,10 @@ void add_counts(const std::int32_t* counts, float* sum, int n, void*) {
     for (int i = 0; i < n; ++i) sum[i] += static_cast<float>(counts[i]);
 }
 
-void expert_bias(const ExpertBiasShape& s, const float* load, const float* overflow, float* master, Dst w, void*) {
+void expert_bias(const ExpertBiasShape& s, const float* load, const float* overflow, const float* squares,
+                 const float* hyper, float* master, Dst w, void*) {
     if (overflow != nullptr && *overflow > 0.0f) return;
+    if (hyper[8] > 0.0f && !(*squares <= hyper[8])) return;
     const float mean = In(load, s.experts).sum() / static_cast<float>(s.experts);
     for (int e = 0; e < s.experts; ++e) {
         const std::int64_t at = s.bias + e - s.offset;

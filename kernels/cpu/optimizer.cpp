@@ -42,6 +42,7 @@ void adamw_chunk(const Hyper& h, float factor, float decay, const float* g, std:
 void adamw(const AdamShape& s, const float* g, const float* squares, const float* hyper, const float* overflow,
            float* master, Dst m, Dst v, Dst w, void*) {
     if (overflow != nullptr && *overflow > 0.0f) return;
+    if (hyper[8] > 0.0f && !(*squares <= hyper[8])) return;
     const Hyper h{hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5], hyper[6], hyper[7]};
     const float norm = std::sqrt(*squares);
     const float factor = h.clip > 0.0f && norm > h.clip ? h.clip / (norm + 1e-6f) : 1.0f;

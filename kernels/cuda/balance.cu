@@ -105,9 +105,10 @@ __global__ void __launch_bounds__(threads) add_counts_kernel(const std::int32_t*
     if (i < n) sum[i] += static_cast<float>(counts[i]);
 }
 
-__global__ void __launch_bounds__(threads)
-    bias_kernel(ExpertBiasShape s, const float* load_of, const float* overflow, float* master, Dst w) {
+__global__ void __launch_bounds__(threads) bias_kernel(ExpertBiasShape s, const float* load_of, const float* overflow,
+                                                       const float* squares, const float* hyper, float* master, Dst w) {
     if (overflow != nullptr && *overflow > 0.0f) return;
+    if (hyper[8] > 0.0f && !(*squares <= hyper[8])) return;
     float sum = 0.0f; // sum of whole numbers
     for (int e = static_cast<int>(threadIdx.x); e < s.experts; e += threads) sum += load_of[e];
     __shared__ float mean;
@@ -171,9 +172,9 @@ void add_counts(const std::int32_t* counts, float* sum, int n, void* stream) {
     CUDA_CHECK(cudaGetLastError());
 }
 
-void expert_bias(const ExpertBiasShape& s, const float* load_of, const float* overflow, float* master, Dst w,
-                 void* stream) {
-    bias_kernel<<<1, threads, 0, stream_of(stream)>>>(s, load_of, overflow, master, w);
+void expert_bias(const ExpertBiasShape& s, const float* load_of, const float* overflow, const float* squares,
+                 const float* hyper, float* master, Dst w, void* stream) {
+    bias_kernel<<<1, threads, 0, stream_of(stream)>>>(s, load_of, overflow, squares, hyper, master, w);
     CUDA_CHECK(cudaGetLastError());
 }
 

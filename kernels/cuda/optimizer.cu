@@ -112,6 +112,7 @@ struct Adam {
 template <class M, class P, int W>
 __global__ void __launch_bounds__(threads) adamw_kernel(AdamShape s, AdamOperands o) {
     if (o.overflow != nullptr && *o.overflow > 0.0f) return;
+    if (o.hyper[8] > 0.0f && !(*o.squares <= o.hyper[8])) return;
     const Hyper h(o.hyper, sqrtf(*o.squares));
     const Adam<M, P, W> adam{s, o, h};
     const std::int64_t packs = s.elements / W, mine = std::int64_t{blockIdx.x} * threads + threadIdx.x;

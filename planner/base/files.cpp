@@ -4,7 +4,9 @@
 #include "planner/base/error.hpp"
 #include "planner/base/failpoint.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -132,6 +134,24 @@ void refuse_overwriting(const std::string& option, const std::string& path, cons
         refuse("{} {}: would write over {}: choose another name", option, path, other);
 }
 
+namespace {
+
+// The file that holds this code: a shared library, such as a Python module, else the executable.
+std::filesystem::path this_code() {
+    Dl_info symbol;
+    void* object = nullptr;
+    const auto* here = reinterpret_cast<const void*>(&profiles_folder);
+    // The loader's name of the executable itself is empty.
+    if (::dladdr1(here, &symbol, &object, RTLD_DL_LINKMAP) != 0 && object != nullptr)
+        if (const char* name = static_cast<const link_map*>(object)->l_name; *name != '\0') return name;
+    std::error_code error;
+    std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
+    if (error) fail("cannot find the profiles folder: /proc/self/exe: {}; set MOE_PLAN_PROFILES", error.message());
+    return executable;
+}
+
+} // namespace
+
 std::string profiles_folder() {
     namespace fs = std::filesystem;
     std::error_code error;
@@ -139,16 +159,15 @@ std::string profiles_folder() {
         if (fs::is_directory(fs::path(chosen) / "models", error)) return chosen;
         fail("MOE_PLAN_PROFILES = {}: holds no folder \"models\"; point it to the profiles folder of moe-plan", chosen);
     }
-    const fs::path executable = fs::read_symlink("/proc/self/exe", error);
-    if (error) fail("cannot find the profiles folder: /proc/self/exe: {}; set MOE_PLAN_PROFILES", error.message());
-    const fs::path installed = executable.parent_path() / ".." / "share" / "moe-plan" / "profiles";
+    const fs::path code = this_code();
+    const fs::path installed = code.parent_path() / ".." / "share" / "moe-plan" / "profiles";
     if (fs::is_directory(installed / "models", error)) return installed.lexically_normal().string();
-    // Executables of the build tree lie one to three folders below the project's root.
-    fs::path above = executable.parent_path();
-    for (int level = 0; level < 4; ++level, above = above.parent_path()) {
+    // Executables and libraries of the build tree lie one to four folders below the project's root.
+    fs::path above = code.parent_path();
+    for (int level = 0; level < 5; ++level, above = above.parent_path()) {
         if (fs::is_directory(above / "profiles" / "models", error)) return (above / "profiles").string();
     }
-    fail("cannot find the profiles folder beside {}: set MOE_PLAN_PROFILES", executable.string());
+    fail("cannot find the profiles folder beside {}: set MOE_PLAN_PROFILES", code.string());
 }
 
 } // namespace moe

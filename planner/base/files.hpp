@@ -23,7 +23,7 @@ void write_file(const std::string& path, const std::string& content);
 // names, is the regular file `other`, or would be. Empty paths are none.
 void refuse_overwriting(const std::string& option, const std::string& path, const std::string& other);
 
-// The profiles folder: $MOE_PLAN_PROFILES, else beside the installed or built executable. Throws Error (failure).
+// The profiles folder: $MOE_PLAN_PROFILES, else beside the executable or library of this code. Throws Error (failure).
 std::string profiles_folder();
 
 } // namespace moe

@@ -27,6 +27,7 @@ inline constexpr const char* man = "moe-plan/man/1";
 inline constexpr const char* neighbours = "moe-plan/neighbours/1";
 inline constexpr const char* plan = "moe-plan/plan/1";
 inline constexpr const char* replay = "moe-plan/replay/1";
+inline constexpr const char* report = "moe-plan/report/1";
 inline constexpr const char* search = "moe-plan/search/1";
 inline constexpr const char* show_hardware = "moe-plan/show-hardware/1";
 inline constexpr const char* show_hardware_list = "moe-plan/show-hardware-list/1";
@@ -38,6 +39,7 @@ inline constexpr const char* show_stacks = "moe-plan/show-stacks/1";
 inline constexpr const char* stack = "moe-plan/stack/1";
 inline constexpr const char* tokenize = "moe-plan/tokenize/1";
 inline constexpr const char* trace = "moe-plan/trace/1";
+inline constexpr const char* ui = "moe-plan/ui/1";
 inline constexpr const char* validate = "moe-plan/validate/1";
 } // namespace schema
 

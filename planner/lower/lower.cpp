@@ -12,6 +12,7 @@
 #include "planner/lower/passes/reshard.hpp"
 #include "planner/lower/passes/split_backward.hpp"
 #include "planner/lower/passes/stash.hpp"
+#include "planner/lower/tables.hpp"
 #include "planner/plan/overflow_retry.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -61,7 +62,7 @@ void add_io(program::Program& program, const plan::Plan& plan) {
             program.tensors[static_cast<std::size_t>(id)].offset = id == io.overflow ? 1 : 0;
         }
     }
-    io.hyper = emit::add_flat(program, "hyper", program::Dtype::f32, program::Storage::scalar, 8);
+    io.hyper = emit::add_flat(program, "hyper", program::Dtype::f32, program::Storage::scalar, 9);
 }
 
 // MoE layers of a chunk by their global index, those of MTP behind the model's.
@@ -191,67 +192,6 @@ EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const
     emitted.table_gradient = table_gradient(builder);
     return emitted;
 }
-
-// The ops that open finish on a rank that holds a copy of the embedding table: gradients go round the holders and are
-// added up in the order of holders, so that all copies stay the same bits.
-std::vector<program::Op> add_tables(const plan::Plan& plan, program::Program& program, program::TensorId gradient) {
-    const std::vector<int> holders = emit::table_holders(plan);
-    const auto me = std::find(holders.begin(), holders.end(), program.pipeline_rank);
-    std::vector<program::Op> ops;
-    if (holders.size() < 2 || me == holders.end() || gradient == program::no_tensor) return ops;
-    const program::Tensor table = program.tensors[static_cast<std::size_t>(gradient)];
-    const double bytes = table.expected_bytes();
-    const int n = static_cast<int>(holders.size()), index = static_cast<int>(me - holders.begin());
-    const int next = holders[static_cast<std::size_t>((index + 1) % n)],
-              previous = holders[static_cast<std::size_t>((index + n - 1) % n)];
-    const auto emit = [&](program::OpKind kind, program::Stream stream, std::vector<program::TensorId> in,
-                          std::vector<program::TensorId> out, double moved) -> program::Op& {
-        program::Op op;
-        op.kind = kind;
-        op.stream = stream;
-        op.module = program::Module::embedding;
-        op.phase = program::Phase::step;
-        op.in = std::move(in);
-        op.out = std::move(out);
-        op.bytes = moved;
-        ops.push_back(std::move(op));
-        return ops.back();
-    };
-    const int tag = program::first_table_tag(*plan.model);
-    program::TensorId travelling = gradient;
-    std::vector<program::TensorId> values(holders.size(), gradient); // gradients by holder
-    for (int step = 0; step + 1 < n; ++step) {
-        program::Tensor arrival = table;
-        arrival.name = "embedding.gradient_of_peer";
-        arrival.storage = program::Storage::activation;
-        arrival.base = program::no_tensor;
-        arrival.offset = 0;
-        arrival.shard_group = {};
-        arrival.chunk = -1;
-        program.tensors.push_back(std::move(arrival));
-        const auto received = static_cast<program::TensorId>(program.tensors.size() - 1);
-        program::Op& out = emit(program::OpKind::send, program::Stream::pipeline_out, {travelling}, {}, bytes);
-        out.group = emit::groups::pipeline;
-        out.attr = program::PeerAttr{next - program.pipeline_rank, tag + step, next};
-        program::Op& in = emit(program::OpKind::recv, program::Stream::pipeline_in, {}, {received}, bytes);
-        in.group = emit::groups::pipeline;
-        in.attr = program::PeerAttr{previous - program.pipeline_rank, tag + step, program.pipeline_rank};
-        values[static_cast<std::size_t>((index + n - 1 - step) % n)] = received;
-        travelling = received;
-    }
-    program::TensorId sum = values.front();
-    for (std::size_t k = 1; k < values.size(); ++k) {
-        const program::TensorId arrival = sum == gradient ? values[k] : sum,
-                                out = k + 1 == values.size() ? gradient : arrival;
-        emit(program::OpKind::add, program::Stream::compute, {sum, values[k]}, {out}, 3.0 * bytes);
-        sum = out;
-    }
-    return ops;
-}
-
-} // namespace
-
-namespace {
 
 Backwards backwards_of(const std::vector<plan::Turn>& turns, int chunk) {
     Backwards result{false, false};

@@ -32,13 +32,23 @@ enum class As : std::uint8_t {
     order,   // only whether EP varies faster than TP over the ranks
 };
 
+// What a segment may have: fields that concern one of these alone say so.
+namespace part {
+inline constexpr unsigned experts = 1, attention = 2, head = 4, all = experts | attention | head;
+}
+
 struct FieldUse {
     As size{}, time{}, weights{}, dense{}, routed{}, cut{}, place{};
-    bool experts = false; // segments depend on it only if they have experts
+    unsigned parts = 0; // segments depend on it only if they have one of these; 0 = all segments
     constexpr As of(Subject subject) const {
         constexpr As FieldUse::*columns[] = {&FieldUse::size,   &FieldUse::time, &FieldUse::weights, &FieldUse::dense,
                                              &FieldUse::routed, &FieldUse::cut,  &FieldUse::place};
         return this->*columns[static_cast<std::size_t>(subject)];
+    }
+    constexpr FieldUse in(unsigned having) const {
+        FieldUse use = *this;
+        use.parts = having;
+        return use;
     }
 };
 
@@ -54,7 +64,7 @@ namespace dependence {
 
 constexpr As none = As::nothing, fixed = As::fixed, value = As::value, many = As::many, sharded = As::sharded,
              tokens = As::tokens, order = As::order;
-constexpr bool experts = true;
+constexpr unsigned experts = part::experts;
 constexpr FieldUse everywhere{value, value, value, value, value, value, none};
 
 // clang-format off
@@ -83,9 +93,9 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::schedule,               {none,    none,    none,    none,    none,    value,   none}},
     FieldRow{&Plan::layout,                 {none,    none,    none,    none,    none,    value,   none}},
     FieldRow{&Plan::precision,              everywhere},
-    FieldRow{&Plan::attention_precision,    everywhere},
-    FieldRow{&Plan::expert_precision,       everywhere},
-    FieldRow{&Plan::head_precision,         everywhere},
+    FieldRow{&Plan::attention_precision,    everywhere.in(part::attention)},
+    FieldRow{&Plan::expert_precision,       everywhere.in(part::experts)},
+    FieldRow{&Plan::head_precision,         everywhere.in(part::head)},
     FieldRow{&Plan::bf16_first,             everywhere}, // the model says the same layer by layer
     FieldRow{&Plan::bf16_last,              everywhere},
     FieldRow{&Plan::fp8_scaling,            everywhere},
@@ -96,10 +106,10 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::fsdp,                   {sharded, value,   sharded, value,   value,   value,   value}},
     FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    none,    experts}},
     FieldRow{&Plan::cp_comm,                {value,   value,   none,    value,   none,    none,    none}},
-    FieldRow{&Plan::capacity,               {value,   value,   none,    none,    value,   value,   none}},
-    FieldRow{&Plan::paged_stash,            {value,   value,   none,    value,   value,   value,   none}},
+    FieldRow{&Plan::capacity,               {value,   value,   none,    none,    value,   value,   none,    experts}},
+    FieldRow{&Plan::paged_stash,            {value,   value,   none,    value,   value,   value,   none,    experts}},
     FieldRow{&Plan::memory_efficient_permutation,
-                                            {value,   value,   none,    value,   value,   value,   none}},
+                                            {value,   value,   none,    value,   value,   value,   none,    experts}},
     FieldRow{&Plan::tp_overlap,             {value,   value,   none,    value,   none,    none,    none}},
     FieldRow{&Plan::ep_overlap,             {none,    value,   none,    value,   value,   none,    none}},
     FieldRow{&Plan::delay_wgrad,            {value,   value,   none,    value,   value,   value,   none}},

@@ -59,8 +59,9 @@ auto part(const Plan& plan, bool counts) {
 }
 
 template <Subject subject, std::size_t... row>
-auto parts(const Plan& plan, bool experts, std::index_sequence<row...>) {
-    return std::tuple_cat(part<subject, row>(plan, experts || !std::get<row>(table).use.experts)...);
+auto parts(const Plan& plan, unsigned having, std::index_sequence<row...>) {
+    const auto counts = [having](unsigned parts) { return parts == 0 || (parts & having) != 0; };
+    return std::tuple_cat(part<subject, row>(plan, counts(std::get<row>(table).use.parts))...);
 }
 
 template <Subject subject>
@@ -74,8 +75,8 @@ inline std::tuple<std::int64_t, std::int64_t, int, int> tokens_of(const Plan& pl
 }
 
 template <Subject subject>
-auto key_of(const Plan& plan, bool experts) {
-    auto fields = parts<subject>(plan, experts, std::make_index_sequence<rows>());
+auto key_of(const Plan& plan, unsigned having) {
+    auto fields = parts<subject>(plan, having, std::make_index_sequence<rows>());
     if constexpr (counts_tokens<subject>)
         return std::tuple_cat(tokens_of(plan), std::move(fields));
     else
@@ -103,8 +104,9 @@ std::uint64_t bits(const T& value) {
 template <Subject subject>
 class PlanKey {
 public:
-    // experts: whether what is kept has experts, and so depends on the fields that concern them.
-    explicit PlanKey(const Plan& plan, bool experts = true) : fields_(dependence::key_of<subject>(plan, experts)) {}
+    // having: what it has that is kept, and on whose fields it so depends.
+    explicit PlanKey(const Plan& plan, unsigned having = part::all)
+        : fields_(dependence::key_of<subject>(plan, having)) {}
     bool operator==(const PlanKey&) const = default;
     auto operator<=>(const PlanKey&) const = default;
     std::size_t hash() const {
@@ -117,7 +119,7 @@ public:
     }
 
 private:
-    decltype(dependence::key_of<subject>(std::declval<const Plan&>(), true)) fields_;
+    decltype(dependence::key_of<subject>(std::declval<const Plan&>(), part::all)) fields_;
 };
 
 struct PlanKeyHash {

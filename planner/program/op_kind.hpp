@@ -50,8 +50,8 @@ enum class OpKind : std::uint8_t {
     add_counts,         // counts[E] i32 -> +sum[E] f32
     drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
     local_experts,      // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
-    expert_bias,        // load[E], [overflow[1]] -> +master, w[n]: this rank's shard of the bucket that holds the bias,
-                        // unless rows overflowed; ExpertBiasAttr
+    expert_bias,        // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket of
+                        // the bias, unless rows overflowed or the step is bad; ExpertBiasAttr
     permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
                    // where index is negative
     permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
@@ -79,7 +79,7 @@ enum class OpKind : std::uint8_t {
                    // slices
     zero,          // -> x = 0
     sum_squares,   // x -> +s[1]
-    adamw,         // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
+    adamw,         // g[n], s[1], hyper[9], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
                    // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
     // communication; group of size 1 is never emitted
     all_gather,          // x[R, C] -> y[G*R, C] in group order

@@ -132,7 +132,7 @@ struct ProgramIo {
     // Segments (lower_segment): what the neighbours send, the input of the forward and the gradient of its output.
     TensorId segment_in = no_tensor, segment_dout = no_tensor;
     TensorId segment_message(int direction) const { return direction == 0 ? segment_in : segment_dout; } // 1: backward
-    TensorId hyper = no_tensor; // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t
+    TensorId hyper = no_tensor; // [9]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t, largest norm^2
 };
 
 struct Program {

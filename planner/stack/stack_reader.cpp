@@ -1,6 +1,7 @@
 // Reads the members of a stack's JSON objects; costs are numbers or named coefficients.
 #include "planner/stack/stack_reader.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace moe::stack {
@@ -72,6 +73,11 @@ double StackReader::checked(const Json& value, const std::string& key, double lo
 void StackReader::finish() const {
     for (const auto& item : object_.items())
         if (known_.count(item.key()) == 0) refuse("{}: unknown field \"{}\"", place_, item.key());
+}
+
+bool states_figure(const nlohmann::json& cost) {
+    if (cost.is_object() || cost.is_array()) return std::any_of(cost.begin(), cost.end(), states_figure);
+    return cost.is_number();
 }
 
 } // namespace moe::stack

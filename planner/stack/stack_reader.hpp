@@ -57,4 +57,7 @@ private:
     std::set<std::string> known_;
 };
 
+// True where a cost holds a number of its own; coefficients carry their source themselves.
+bool states_figure(const nlohmann::json& cost);
+
 } // namespace moe::stack

@@ -9,28 +9,44 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace moe::bound {
 namespace {
 
-// Kind and first output tell the ops of a template apart; ops that write the same tensor repeat in order. `again`: a
-// recomputed op, whose output repeats that of the original.
+bool copies_to_pages(const program::Op& op) { return op.kind == program::OpKind::stash_rows; }
+bool copies_pages(const program::Op& op) {
+    return op.kind == program::OpKind::stash_rows || op.kind == program::OpKind::unstash_rows;
+}
+
+// The stashed tensor of each pages' tensor, no_tensor for every other one.
+std::vector<program::TensorId> stashed_of(const program::Program& program) {
+    std::vector<program::TensorId> result(program.tensors.size(), program::no_tensor);
+    for (const program::Op& op : program.templates[0].ops)
+        if (copies_to_pages(op)) result[static_cast<std::size_t>(op.out[0])] = op.in[0];
+    return result;
+}
+
+// Kind and first output tell the ops of a template apart; ops that write the same tensor repeat in order. What the
+// backward computes or fetches again goes by the tensor that it repeats, and pages go by what they hold.
 using OpName = std::pair<program::OpKind, program::TensorId>;
 OpName name_of(const program::Program& program, const program::Op& op, bool again) {
+    if (copies_to_pages(op)) return {op.kind, op.in[0]};
     for (const program::TensorId id : op.out)
         if (id != program::no_tensor)
             return {op.kind, again ? program.tensors[static_cast<std::size_t>(id)].again_of : id};
     return {op.kind, program::no_tensor};
 }
 
-// Ops of the plain segment's forward by name, handed out in order, again from the first when all are used.
+// Ops of a template of the plain segment by name, handed out in order, again from the first when all are used.
 class Originals {
 public:
-    explicit Originals(const program::Program& plain) {
-        const std::vector<program::Op>& ops = plain.templates[0].ops;
-        for (std::size_t i = 0; i < ops.size(); ++i)
-            found_[name_of(plain, ops[i], false)].ops.push_back(static_cast<int>(i));
+    // first: number of the template's first op.
+    void add(const program::Program& plain, const program::Template& tmpl, int first, bool pages) {
+        for (std::size_t i = 0; i < tmpl.ops.size(); ++i)
+            if (copies_pages(tmpl.ops[i]) == pages)
+                found_[name_of(plain, tmpl.ops[i], pages)].ops.push_back(first + static_cast<int>(i));
     }
     int next(const OpName& name) {
         const auto it = found_.find(name);
@@ -47,43 +63,71 @@ private:
     std::map<OpName, Entry> found_;
 };
 
-// The plain op that each op is or repeats, for both templates.
+// The plain op that each op is or repeats, for both templates. What is computed again is not stashed, so that the
+// segment may copy fewer tensors to pages and back.
 std::array<std::vector<int>, 2> plain_ops(const program::Program& plain, const program::Program& segment) {
-    std::array<std::vector<int>, 2> result;
     const auto forwards = static_cast<int>(plain.templates[0].ops.size());
-    Originals originals(plain);
-    int backwards = 0;
-    for (std::size_t i = 0; i < segment.templates[0].ops.size(); ++i) result[0].push_back(static_cast<int>(i));
-    if (segment.templates[1].ops.size() == plain.templates[1].ops.size()) { // The templates are the same.
-        for (std::size_t i = 0; i < segment.templates[1].ops.size(); ++i)
-            result[1].push_back(forwards + static_cast<int>(i));
+    std::array<std::vector<int>, 2> result;
+    if (&plain == &segment) {
+        for (std::size_t side = 0; side < 2; ++side) {
+            result[side].resize(plain.templates[side].ops.size());
+            std::iota(result[side].begin(), result[side].end(), side == 0 ? 0 : forwards);
+        }
         return result;
     }
-    for (const program::Op& op : segment.templates[1].ops) {
-        const bool repeats = op.phase == program::Phase::recompute;
-        const int number = repeats ? originals.next(name_of(segment, op, true)) : forwards + backwards++;
-        const auto at = static_cast<std::size_t>(number);
-        const bool sound = repeats ? number >= 0 && plain.templates[0].ops[at].flops == op.flops &&
-                                         plain.templates[0].ops[at].bytes == op.bytes
-                                   : static_cast<std::size_t>(backwards) <= plain.templates[1].ops.size();
-        if (!sound)
-            fail("segment: {} {} is not one of the plain segment's", program::to_string(op.phase),
-                 program::to_string(op.kind));
-        result[1].push_back(number);
+    Originals computed, copied;
+    computed.add(plain, plain.templates[0], 0, false);
+    copied.add(plain, plain.templates[0], 0, true);
+    copied.add(plain, plain.templates[1], forwards, true);
+    for (std::size_t side = 0; side < 2; ++side) {
+        const std::vector<program::Op>& ops = plain.templates[side].ops;
+        std::size_t next = 0; // op of the plain template
+        const auto skip_copies = [&] {
+            while (next < ops.size() && copies_pages(ops[next])) ++next;
+        };
+        for (const program::Op& op : segment.templates[side].ops) {
+            skip_copies();
+            int number = -1;
+            if (copies_pages(op))
+                number = copied.next(name_of(segment, op, true));
+            else if (op.phase == program::Phase::recompute)
+                number = computed.next(name_of(segment, op, true));
+            else if (next < ops.size())
+                number = (side == 0 ? 0 : forwards) + static_cast<int>(next++);
+            const auto at = static_cast<std::size_t>(number);
+            const auto sound = [&](const program::Op& original) {
+                return original.flops == op.flops && original.bytes == op.bytes;
+            };
+            if (number < 0 || (op.phase == program::Phase::recompute && !sound(plain.templates[0].ops[at])))
+                fail("segment: {} {} is not one of the plain segment's", program::to_string(op.phase),
+                     program::to_string(op.kind));
+            result[side].push_back(number);
+        }
+        skip_copies();
+        if (next != ops.size())
+            fail("segment: {} {} ops, the plain one has {}", next, side == 0 ? "forward" : "backward", ops.size());
     }
-    if (result[0].size() != plain.templates[0].ops.size())
-        fail("segment: {} forward ops, the plain one has {}", result[0].size(), plain.templates[0].ops.size());
     return result;
 }
 
 // The plain tensor that each tensor of the segment is or repeats, which is as large.
 std::vector<int> plain_tensors(const program::Program& plain, const program::Program& segment) {
+    const std::vector<program::TensorId> stashed = stashed_of(plain), own = stashed_of(segment);
+    std::map<program::TensorId, int> pages;
+    std::size_t common = plain.tensors.size(); // Behind these stand what passes add: pages, and what is filled again.
+    for (std::size_t i = stashed.size(); i-- > 0;)
+        if (stashed[i] != program::no_tensor) {
+            pages[stashed[i]] = static_cast<int>(i);
+            common = i;
+        }
     std::vector<int> result(segment.tensors.size());
     for (std::size_t i = 0; i < result.size(); ++i) {
         const program::TensorId original = segment.tensors[i].again_of;
-        const bool behind =
-            i >= plain.tensors.size() && original != program::no_tensor; // Others have themselves in `plain`.
-        result[i] = behind ? static_cast<int>(original) : static_cast<int>(i);
+        result[i] = static_cast<int>(i);
+        if (own[i] != program::no_tensor)
+            result[i] = pages.at(own[i]);
+        else if (i >= common && original != program::no_tensor) // Others have themselves in `plain`.
+            result[i] = static_cast<int>(original);
     }
     return result;
 }

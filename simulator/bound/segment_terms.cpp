@@ -13,11 +13,11 @@
 namespace moe::bound {
 namespace {
 
-// The plan whose ops a plan's own repeat. Tensors that are stashed, offloaded or gathered in turns depend on what is
-// recomputed: such plans share nothing with others. Optimizer states are no part of a segment, wherever they are.
+// The plan whose ops a plan's own repeat. Tensors that are offloaded or gathered in turns depend on what is recomputed:
+// such plans share nothing with others. Optimizer states are no part of a segment, wherever they are.
 plan::Plan plain_of(plan::Plan plan) {
     plan.offload &= ~plan::offload::optimizer;
-    if (!plan.paged_stash && plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
+    if (plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
     return plan;
 }
 
@@ -149,9 +149,12 @@ SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::Segme
     return found;
 }
 
+// The forward's ops say what can be named, whatever is recomputed.
 unsigned SegmentTerms::modules(const plan::Plan& plan, estimate::SegmentId id) {
-    const SegmentLibrary::Shape* known = library_.known_shape({plain_of(plan), id});
-    return known != nullptr ? known->modules : plain(plan, id).shape->modules;
+    plan::Plan bare = plain_of(plan);
+    bare.recompute = 0;
+    const SegmentLibrary::Shape* known = library_.known_shape({bare, id});
+    return known != nullptr ? known->modules : plain(bare, id).shape->modules;
 }
 
 const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id,
@@ -212,8 +215,10 @@ const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, in
     const SegmentLibrary::TermsKey shared{key.time, places};
     const Terms* found = library_.known_terms(shared);
     if (found == nullptr) {
-        const Plain& base = plain(plan, id);
-        const Prices& priced = prices(base, plan, id, place, costs);
+        plan::Plan own = plan; // Sets that differ in what the segment does not have share its lowering.
+        own.recompute = named.recompute;
+        const Plain& base = plain(own, id);
+        const Prices& priced = prices(base, own, id, place, costs);
         Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
         terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
         found = &library_.keep(shared, terms);

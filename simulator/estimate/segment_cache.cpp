@@ -15,6 +15,14 @@ bool has_experts(const plan::Plan& plan, SegmentId id) {
     return layer && plan.model->kinds[static_cast<std::size_t>(id.layer_kind)].moe.has_value();
 }
 
+unsigned parts_of(const plan::Plan& plan, SegmentId id) {
+    unsigned parts = has_experts(plan, id) ? plan::part::experts : 0;
+    if (id.kind == lower::SegmentKind::layer || lower::is_mtp(id.kind)) parts |= plan::part::attention;
+    const bool table = id.kind == lower::SegmentKind::embedding && plan.model->tied_embeddings;
+    if (lower::is_head(id.kind) || lower::is_mtp(id.kind) || table) parts |= plan::part::head;
+    return parts;
+}
+
 SegmentCache::SegmentCache(const machine::Hardware& hardware, stack::Stack stack)
     : machine_(hardware), stack_(std::move(stack)) {}
 
@@ -40,7 +48,7 @@ Placements SegmentCache::placements(const plan::Plan& plan) const {
 
 SegmentCache::CostKey SegmentCache::cost_key(const plan::Plan& plan, SegmentId id) const {
     const bool table = (id.kind == lower::SegmentKind::embedding || lower::is_mtp(id.kind)) && emit::shares_table(plan);
-    return {{plan, id}, plan::PlanKey<plan::Subject::weights>(plan, has_experts(plan, id)), table, placements(plan)};
+    return {{plan, id}, plan::PlanKey<plan::Subject::weights>(plan, parts_of(plan, id)), table, placements(plan)};
 }
 
 SegmentSize SegmentCache::size(const plan::Plan& plan, SegmentId id) {
@@ -115,7 +123,7 @@ MergedTime SegmentCache::merged(const plan::Plan& plan, MergedPlayer& player, co
 
 const std::vector<passes::BucketSize>& SegmentCache::buckets(const plan::Plan& plan, SegmentId id) {
     const bool table = (id.kind == lower::SegmentKind::embedding || lower::is_mtp(id.kind)) && emit::shares_table(plan);
-    const BucketKey k{plan::PlanKey<plan::Subject::weights>(plan, has_experts(plan, id)), table, id, {}};
+    const BucketKey k{plan::PlanKey<plan::Subject::weights>(plan, parts_of(plan, id)), table, id, {}};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto it = buckets_.find(k);

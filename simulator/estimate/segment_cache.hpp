@@ -21,6 +21,7 @@ namespace moe::estimate {
 
 // True where the segment routes tokens to experts in some plans of the model.
 bool has_experts(const plan::Plan& plan, SegmentId id);
+unsigned parts_of(const plan::Plan& plan, SegmentId id); // plan::part
 
 // Each group of either domain has a bit of its own, since axes are five bits.
 inline std::uint64_t group_bit(plan::Group group) {
@@ -49,7 +50,7 @@ struct SegmentSize {
 // The fields that a segment of some plans depends on, as far as one subject goes.
 template <plan::Subject subject>
 struct SegmentKey {
-    SegmentKey(const plan::Plan& p, SegmentId segment) : plan(p, has_experts(p, segment)), id(segment) {}
+    SegmentKey(const plan::Plan& p, SegmentId segment) : plan(p, parts_of(p, segment)), id(segment) {}
     plan::PlanKey<subject> plan;
     SegmentId id;
     auto operator<=>(const SegmentKey&) const = default;

@@ -161,10 +161,12 @@ TEST_CASE("balance: counts add up, the bias moves towards the mean in every shar
     Tensor sum(Type::f32, Vec{1.0, 2.0, 3.0, 4.0});
     table().add_counts(counts.data(), sum.f32(), 4, nullptr);
     CHECK(sum.values() == Vec{4.0, 2.0, 8.0, 8.0});
+    const Tensor squares(Type::f32, Vec{1.0}), hyper(Type::f32, Vec(9, 0.0));
     const Tensor load(Type::f32, Vec{6.0, 2.0, 4.0, 4.0});                 // mean 4
     for (const std::int64_t offset : {std::int64_t{0}, std::int64_t{4}}) { // the bias lies at 3 to 6 of 8 elements
         Tensor master(Type::f32, Vec(4, 1.0)), w(Type::bf16, Vec(4, 1.0));
-        table().expert_bias({4, 3, offset, 4, 0.25}, load.f32(), nullptr, master.f32(), w.dst(), nullptr);
+        table().expert_bias({4, 3, offset, 4, 0.25}, load.f32(), nullptr, squares.f32(), hyper.f32(), master.f32(),
+                            w.dst(), nullptr);
         const Vec want = offset == 0 ? Vec{1.0, 1.0, 1.0, 0.75} : Vec{1.25, 1.0, 1.0, 1.0};
         CHECK(master.values() == want);
         if (offset == 0) CHECK(w.at(3) == 0.75);

@@ -270,7 +270,7 @@ private:
             const Row n = Row{48} << 20;
             const std::string name = type == Type::f32 ? "f32" : "bf16";
             const AdamShape shape{n, 0, n};
-            const float* const hyper = pool_.floats_of({1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f});
+            const float* const hyper = pool_.floats_of({1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f, 0.0f});
             const float* const squares = pool_.floats_of({9.0f});
             const float* const overflow = pool_.floats_of({0.0f});
             float *const g = pool_.floats(n), *const master = pool_.floats(n);

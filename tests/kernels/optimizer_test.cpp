@@ -27,7 +27,7 @@ Case adamw_case(AdamShape s, double clip, Type moments, Type weights) {
     const std::int64_t n = s.elements;
     Vec v = random.normal(n, 0.1);
     for (double& x : v) x = x * x;
-    const Vec hyper{0.01, 0.9, 0.95, 1e-8, 0.1, clip, 1.0 - std::pow(0.9, 3), 1.0 - std::pow(0.95, 3)};
+    const Vec hyper{0.01, 0.9, 0.95, 1e-8, 0.1, clip, 1.0 - std::pow(0.9, 3), 1.0 - std::pow(0.95, 3), 0.0};
     auto d = std::make_shared<AdamData>(AdamData{s,
                                                  random.tensor(Type::f32, n),
                                                  Tensor(Type::f32, Vec{9.0}),
@@ -120,23 +120,34 @@ AdamShape shape(std::int64_t elements, std::int64_t offset, std::int64_t decayed
 
 } // namespace
 
-TEST_CASE("adamw and expert_bias: nothing is written where rows overflowed, and everything where none did") {
-    for (const float overflow : {0.0f, 3.0f}) {
+TEST_CASE("adamw and expert_bias: nothing is written in bad steps and where rows overflowed, everything elsewhere") {
+    struct Step {
+        double overflow, squares, most; // most: largest square with which a step is taken
+        bool taken;
+    };
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity(),
+                     largest = std::numeric_limits<float>::max();
+    for (const Step& step :
+         {Step{0.0, 9.0, 0.0, true}, Step{3.0, 9.0, 0.0, false}, Step{0.0, 9.0, 9.0, true}, Step{0.0, 9.0, 8.5, false},
+          Step{0.0, 9.0, largest, true}, Step{0.0, infinity, largest, false}, Step{0.0, nan, largest, false}}) {
+        CAPTURE(step.squares);
+        CAPTURE(step.most);
         Random random("overflow");
-        const Tensor hyper(Type::f32, Vec{0.01, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.1, 0.05});
-        const Tensor g = random.tensor(Type::f32, 300), squares(Type::f32, Vec{9.0}),
-                     load(Type::f32, Vec{1.0, 2.0, 3.0, 6.0}), flag(Type::f32, Vec{static_cast<double>(overflow)});
+        const Tensor hyper(Type::f32, Vec{0.01, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.1, 0.05, step.most});
+        const Tensor g = random.tensor(Type::f32, 300), squares(Type::f32, Vec{step.squares}),
+                     load(Type::f32, Vec{1.0, 2.0, 3.0, 6.0}), flag(Type::f32, Vec{step.overflow});
         Tensor master = random.tensor(Type::f32, 300), m = random.tensor(Type::bf16, 300), v(Type::bf16, Vec(300, 0.5)),
                w = random.tensor(Type::bf16, 300);
         const Vec before[] = {master.values(), m.values(), v.values(), w.values()};
         table().adamw({300, 0, 300}, g.f32(), squares.f32(), hyper.f32(), flag.f32(), master.f32(), m.dst(), v.dst(),
                       w.dst(), nullptr);
         const Vec after[] = {master.values(), m.values(), v.values(), w.values()};
-        for (int i = 0; i < 4; ++i) CHECK((after[i] == before[i]) == (overflow > 0.0f));
+        for (int i = 0; i < 4; ++i) CHECK((after[i] == before[i]) == !step.taken);
         Tensor bias(Type::f32, Vec(4, 1.0)), copy(Type::bf16, Vec(4, 1.0));
-        table().expert_bias({4, 0, 0, 4, 0.25}, load.f32(), flag.f32(), bias.f32(), copy.dst(), nullptr);
-        CHECK((bias.values() == Vec(4, 1.0)) == (overflow > 0.0f));
-        CHECK((copy.values() == Vec(4, 1.0)) == (overflow > 0.0f));
+        table().expert_bias({4, 0, 0, 4, 0.25}, load.f32(), flag.f32(), squares.f32(), hyper.f32(), bias.f32(),
+                            copy.dst(), nullptr);
+        CHECK((bias.values() == Vec(4, 1.0)) == !step.taken);
+        CHECK((copy.values() == Vec(4, 1.0)) == !step.taken);
     }
 }
 

@@ -148,9 +148,13 @@ def test_replay():
     hold("trace", written("t.json"))
     hold_to_changes("trace", written("t.json"))
     command(f"search {GPUS} --fix routing=dirichlet:2 --out gpus.json")
-    published = printed("replay gpus.json", "replay")
+    published = printed("replay gpus.json --report report.json", "replay")
     assert published["interval"]["low"] < published["interval"]["high"]
     hold_to_changes("replay", published)
+    hold_to_changes("report", written("report.json"))
+    command("replay plan.json --report own.json --set mbs=2")
+    hold("report", written("own.json"))
+    assert written("own.json")["explain"]["plan"]["mbs"] == 2 and written("own.json")["command"].startswith("moe-plan replay plan.json")
 
 
 def test_execute_and_its_run_directory():
@@ -282,6 +286,19 @@ def test_show():
     document = printed("show model DeepSeek-V3", "show-model")
     document["kinds"][0]["attention"]["kv_lora"] = 0
     assert faults("show-model", document)
+
+
+def test_ui():
+    served = subprocess.Popen([COMMAND, "ui", "--json"], stdout=subprocess.PIPE, text=True)
+    try:
+        lines = []
+        while "}\n" not in lines:
+            lines.append(served.stdout.readline())
+        hold_to_changes("ui", json.loads("".join(lines)))
+    finally:
+        served.terminate()
+        served.stdout.close()
+    assert served.wait(20) == 0
 
 
 def test_completion_and_man():

@@ -143,8 +143,13 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
         add_verb(app, o, "replay", "simulate a plan event by event",
                  "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
-    add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
-    add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
+    add(verb, "--trace", o.trace, "FILE",
+        "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON, or NAME.pftrace in Perfetto's own format "
+        "with memory, links and arrows");
+    add(verb, "--report", o.report, "FILE", "write a self-contained HTML page, or its data where FILE ends in .json");
+    add(verb, "--set", o.set, "FIELD=VALUE", "change a field of the plan first; may be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add_lengths(verb, o.lengths,
                 "histogram of document lengths, lines of length,documents, in place of the plan's own; the plan must "
                 "mask documents");
@@ -174,7 +179,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add(verb, "--steps", o.steps, "N", "training steps")->capture_default_str();
     add(verb, "--backend", o.backend, "cpu|cuda", "cpu, or cuda: a GPU for every rank")->capture_default_str();
-    add(verb, "--init-from", o.init_from, "DIR", "Hugging Face folder: start from its weights (safetensors)");
+    add(verb, "--init-from", o.init_from, "DIR",
+        "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
+        "the plan's vocabulary may be larger");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",
@@ -184,7 +191,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eval-interval", o.eval_interval, "N", "with --valid-data: also every N steps");
     add(verb, "--eval-batches", o.eval_batches, "N",
         "with --valid-data: global batches that are evaluated (default: all of it)");
-    add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
+    add(verb, "--trace", o.trace, "FILE",
+        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
@@ -222,6 +230,16 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
     add(verb, "--listen", o.listen, "ADDRESS",
         "address at which the process of rank 0 waits for the others (default: that of MASTER_ADDR)");
+    verb->add_flag("--skip-bad-steps", o.skip_bad_steps,
+                   "a step whose gradients have no finite norm changes no weight, and the run goes on");
+    add(verb, "--spike-norm", o.spike_norm, "X",
+        "with --skip-bad-steps: a step is bad, too, whose norm is above X times the median of the last 32 steps (0: "
+        "none)")
+        ->capture_default_str();
+    add(verb, "--back-after", o.back_after, "N",
+        "with --skip-bad-steps: behind N bad steps in a row go back to the last checkpoint and on with other data (0: "
+        "never)")
+        ->capture_default_str();
     add(verb, "--hang-timeout", o.hang_timeout, "SECONDS",
         "seconds in one op after which a rank hangs and the run ends (0: never)")
         ->capture_default_str();
@@ -323,6 +341,10 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
         "--append-eod", o.append_eod,
         "end every document with the end-of-document token: the eos_token of the tokenizer_config.json beside "
         "--vocab FILE, or the one that its added tokens have");
+    verb->add_flag(
+        "--chat", o.chat,
+        "texts are JSON lines of {\"messages\": [{\"role\", \"content\"}, ..]}: written by the chat template "
+        "beside --vocab FILE, with a loss mask over the answers (PREFIX.loss.bin and .idx)");
 }
 
 void add_export(CLI::App& app, ExportVerbOptions& o) {
@@ -334,6 +356,9 @@ void add_export(CLI::App& app, ExportVerbOptions& o) {
         ->required();
     add(verb, "--out", o.out, "DIR", "folder for safetensors and config.json")->required();
     add(verb, "--dtype", o.dtype, "fp32|bf16", "fp32: master weights bit for bit, or bf16")->capture_default_str();
+    add(verb, "--tokenizer", o.tokenizer, "DIR",
+        "folder of a tokenizer, such as the model's that was fine-tuned: its files and generation_config.json are "
+        "copied");
 }
 
 void add_launch(CLI::App& app, LaunchOptions& o) {
@@ -385,6 +410,15 @@ void add_show(CLI::App& app, ShowOptions& o) {
     add(verb, "--hardware", o.hardware, "HARDWARE", "stack: the machine (default: one whose default stack it is)");
 }
 
+void add_ui(CLI::App& app, UiOptions& o) {
+    CLI::App* verb = add_verb(app, o, "ui", "a local page to plan on; prints its address with a token",
+                              "moe-plan ui --port 8080", [&o] { ui_verb(o); });
+    add(verb, "--port", o.port, "N", "port (default: a free one)");
+    add(verb, "--listen", o.listen, "ADDRESS",
+        "address of this machine to listen on; others than 127.0.0.1 can be reached from outside, without encryption")
+        ->capture_default_str();
+}
+
 void add_completion(CLI::App& app, TextOptions& o) {
     CLI::App* verb = add_verb(app, o, "completion", "the script that completes this command line in a shell",
                               "moe-plan completion bash > ~/.local/share/bash-completion/completions/moe-plan",
@@ -415,6 +449,7 @@ struct Commands::Options {
     ImportVerbOptions imported;
     ValidateOptions validate;
     ShowOptions show;
+    UiOptions ui;
     TextOptions completion;
     ManOptions man;
 };
@@ -445,6 +480,7 @@ Commands::Commands()
     add_import(app, o.imported);
     add_validate(app, o.validate);
     add_show(app, o.show);
+    add_ui(app, o.ui);
     add_completion(app, o.completion);
     add_man(app, o.man);
 }
@@ -453,6 +489,6 @@ Commands::~Commands() = default;
 
 CLI::App& Commands::app() { return *app_; }
 
-void Commands::remember(const std::string& typed) { options_->execute.command = typed; }
+void Commands::remember(const std::string& typed) { options_->execute.command = options_->replay.command = typed; }
 
 } // namespace moe::tools

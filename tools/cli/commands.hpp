@@ -19,7 +19,7 @@ public:
 
     // Parsing it runs the chosen verb, which throws Error.
     CLI::App& app();
-    // The command line as typed, which execute keeps in run.json.
+    // The command line as typed, which execute keeps in run.json and replay in its report.
     void remember(const std::string& typed);
 
 private:

@@ -8,12 +8,31 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 namespace moe::tools {
 
+namespace {
+thread_local Listener* current = nullptr;
+
+bool progress_as_lines() {
+    const char* wish = std::getenv("MOE_PLAN_PROGRESS");
+    return wish != nullptr && std::string_view(wish) == "lines";
+}
+
+} // namespace
+
+Listener* listener() { return current; }
+
+Listening::Listening(Listener& listener) : before_(std::exchange(current, &listener)) {}
+
+Listening::~Listening() { current = before_; }
+
 void print(std::string_view text) {
+    if (current != nullptr) return current->printed(text);
     const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
     if (!written || std::fflush(stdout) != 0)
         fail("cannot write to stdout: {}", std::generic_category().message(errno));
@@ -32,12 +51,14 @@ void Console::clear() {
 
 void Console::warning(std::string_view text) {
     if (silent_) return;
+    if (listener_ != nullptr) return listener_->noted(text);
     clear();
     std::fputs(fmt::format("{}\n", inked(text, Ink::warning, STDERR_FILENO)).c_str(), stderr);
 }
 
 void Console::line(std::string_view text) {
     if (silent_ || (output_.json && output_.quiet)) return;
+    if (listener_ != nullptr && output_.json) return listener_->noted(text);
     clear();
     const std::string whole = fmt::format("{}\n", text);
     if (output_.json)
@@ -63,7 +84,16 @@ void Console::table(const Table& table, int indent) {
 }
 
 void Console::progress(std::string_view text) {
-    if (silent_ || output_.quiet || !is_terminal(STDERR_FILENO)) return;
+    if (listener_ != nullptr) return listener_->progress(text);
+    if (silent_ || output_.quiet) return;
+    if (progress_as_lines()) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next_line_) return;
+        next_line_ = now + std::chrono::milliseconds(200);
+        std::fputs(fmt::format("progress: {}\n", text).c_str(), stderr);
+        return;
+    }
+    if (!is_terminal(STDERR_FILENO)) return;
     std::fputs(fmt::format("\r\033[K{}", text).c_str(), stderr);
     std::fflush(stderr);
     shown_ = true;

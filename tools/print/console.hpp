@@ -1,18 +1,21 @@
 // The console of a verb: results go to stdout, everything else to stderr, a progress line only where a person looks.
 #pragma once
 
+#include "tools/print/listener.hpp"
 #include "tools/print/output.hpp"
 #include "tools/print/table.hpp"
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace moe::tools {
 
-// Writes to stdout at once; throws Error (failure) when that fails (a full disk, a closed pipe).
+// Writes to stdout at once, or to the listener of this thread; throws Error (failure) when that fails (a full disk, a
+// closed pipe).
 void print(std::string_view text);
 
 class Console {
@@ -45,7 +48,9 @@ public:
     void warn(fmt::format_string<Args...> text, Args&&... args) {
         warning(fmt::format(text, std::forward<Args>(args)...));
     }
-    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet.
+    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet. A program that reads
+    // stderr sets MOE_PLAN_PROGRESS=lines: then each is a line of its own behind "progress: ", five a second at most. A
+    // listener gets all.
     void progress(std::string_view text);
 
 private:
@@ -53,8 +58,10 @@ private:
     void clear();
     void warning(std::string_view text);
     OutputOptions output_;
+    Listener* listener_ = listener(); // of the thread that made the console
     bool silent_;
-    bool shown_ = false; // whether a progress line stands on the terminal
+    bool shown_ = false;                                // whether a progress line stands on the terminal
+    std::chrono::steady_clock::time_point next_line_{}; // of progress as lines
 };
 
 } // namespace moe::tools

@@ -227,6 +227,7 @@ Json step_json(const StepRecord& step) {
               {"tokens", step.tokens}};
     if (step.mtp_loss != 0.0) json["mtp_loss"] = step.mtp_loss;
     if (step.overflow > 0.0) json["overflow"] = step.overflow;
+    if (step.skipped) json["skipped"] = true;
     for (const RouterRecord& router : step.routers) {
         Json of_layer{{"layer", router.layer},
                       {"aux_loss", router.aux_loss},

@@ -52,6 +52,7 @@ struct StepRecord {
     double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
     std::vector<RouterRecord> routers; // by MoE layer
     std::optional<double> valid_loss = {}; // behind the step, where there was an evaluation
+    bool skipped = false;                  // a bad step, which changed no weight
 };
 struct EvaluationRecord {
     std::int64_t step = 0; // behind which it was made

@@ -1,4 +1,4 @@
-// The HTML report of a replay: one self-contained page, no network, no script.
+// The HTML report of a replay: the page of plans with one plan inside, which asks no network.
 #pragma once
 
 #include "tools/report/explanation.hpp"
@@ -8,7 +8,7 @@
 namespace moe::tools {
 
 // Headline figures, walls, timeline of one pipeline, memory over time, memory against throughput, what each single
-// change would do, op kinds. Follows the reader's light or dark scheme and prints.
-std::string html_report(const Explanation& explanation);
+// change would do, op kinds, and where it comes from. command: as typed, empty where it is not known.
+std::string html_report(const Explanation& explanation, const std::string& command);
 
 } // namespace moe::tools

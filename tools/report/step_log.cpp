@@ -61,7 +61,8 @@ void StepLog::add(const train::StepResult& step) {
                           step.tokens,
                           step.overflow,
                           {},
-                          {}});
+                          {},
+                          step.skipped});
     double worst = 1.0;
     for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
@@ -76,6 +77,9 @@ void StepLog::add(const train::StepResult& step) {
     if (step.overflow > 0.0)
         console_.note("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
                       step.step, steps_.steps, step.overflow);
+    if (step.skipped)
+        console_.warn("step {}/{}: the gradients' norm is {:.3g}: a bad step, no weight has changed", step.step,
+                      steps_.steps, step.grad_norm);
     // The first step touches all memory for the first time.
     if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
     run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);

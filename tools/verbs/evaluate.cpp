@@ -1,5 +1,6 @@
 // The verb evaluate: the mean loss of a model's weights over a dataset.
 #include "engine/data/in_order.hpp"
+#include "engine/train/data_source.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 #include "planner/stack/stack.hpp"
@@ -46,10 +47,7 @@ void evaluate_verb(const EvaluateOptions& options) {
     std::int64_t samples = data.samples();
     if (options.batches > 0) samples = std::min(samples, options.batches * plan.gbs);
     const auto begin = std::chrono::steady_clock::now();
-    const train::Evaluation result = ranks->evaluate(
-        {[&data](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); },
-         [&data](std::int64_t sample, std::span<std::int32_t> out) { data.read_documents(sample, out); }},
-        samples);
+    const train::Evaluation result = ranks->evaluate(train::samples_of(data), samples);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (options.json) return print(evaluate_document({0, result.loss, result.tokens}, plan.seq));
     console.say("Loss {:.4f} nats/token, perplexity {:.4f}, over {} tokens in sequences of {}", result.loss,

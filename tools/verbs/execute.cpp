@@ -3,7 +3,9 @@
 #include "engine/base/crc32c.hpp"
 #include "engine/data/data.hpp"
 #include "engine/data/in_order.hpp"
+#include "engine/train/data_source.hpp"
 #include "engine/train/huggingface.hpp"
+#include "engine/train/initial_weights.hpp"
 #include "engine/train/resume.hpp"
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
@@ -17,6 +19,7 @@
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
 #include "tools/report/exposed_comm.hpp"
+#include "tools/report/perfetto.hpp"
 #include "tools/report/step_log.hpp"
 #include "tools/verbs/verbs.hpp"
 
@@ -89,6 +92,15 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
         refuse("{}: needs --valid-data PREFIX", options.eval_interval > 0 ? "--eval-interval" : "--eval-batches");
     result.evaluates = !options.valid_data.empty();
     if (!options.allow_change.empty() && !options.resume) refuse("--allow-change: needs --resume");
+    result.skip_bad = options.skip_bad_steps;
+    result.spike = options.spike_norm;
+    if (options.spike_norm != 0.0 && !(options.spike_norm > 1.0)) // NOLINT: 0 as it is typed
+        refuse("--spike-norm {}: must be 0 (off) or above 1", options.spike_norm);
+    if (options.back_after < 0) refuse("--back-after {}: must be 0 (never) or more", options.back_after);
+    if (!options.skip_bad_steps && (options.spike_norm > 0.0 || options.back_after > 0))
+        refuse("{}: needs --skip-bad-steps", options.spike_norm > 0.0 ? "--spike-norm" : "--back-after");
+    if (options.back_after > 0 && options.save_interval == 0)
+        refuse("--back-after: needs --checkpoint DIR and --save-interval N");
     return result;
 }
 
@@ -106,8 +118,13 @@ data::SampleData open_data(const ExecuteOptions& options, const plan::Plan& plan
     if (options.shuffle != "on" && options.shuffle != "off") refuse("--shuffle {}: must be on or off", options.shuffle);
     std::vector<data::BlendEntry> blend;
     for (const std::string& text : options.data) blend.push_back(blend_entry(text));
-    return data::SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
-                            static_cast<std::uint64_t>(options.seed));
+    data::SampleData data(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
+                          static_cast<std::uint64_t>(options.seed));
+    if (data.has_loss_mask() && !plan.masks_documents())
+        refuse("--data {}: has a loss mask, which needs a plan that keeps documents apart: make it by search --fix "
+               "documents=mask",
+               fmt::join(options.data, " "));
+    return data;
 }
 
 // The plan; where it masks documents and says no lengths, with those of the data, which FLOPs and prices follow.
@@ -216,7 +233,12 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
 void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
     if (options.resume && resume(options, trainer, data, console)) return;
     if (options.init_from.empty()) return;
-    if (const std::string left = train::describe(train::load_weights(trainer, options.init_from)); !left.empty())
+    std::vector<std::string> skipped;
+    const std::unique_ptr<weights::StoredCheckpoint> run = weights::newest_checkpoint(options.init_from, skipped);
+    for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
+    const train::LoadReport report =
+        run ? train::load_weights(trainer, *run) : train::load_weights(trainer, options.init_from);
+    if (const std::string left = train::describe(report); !left.empty())
         console.warn("{}: {}", options.init_from, left);
 }
 
@@ -245,10 +267,11 @@ void check_checkpoints(const ExecuteOptions& options) {
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     const std::string said =
-        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "),
-                    o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule,
-                    o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
-                    o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches);
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
+                    fmt::join(o.data, " "), o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle,
+                    o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay,
+                    o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data,
+                    o.eval_interval, o.eval_batches, o.skip_bad_steps, o.spike_norm, o.back_after);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -359,12 +382,12 @@ private:
                 options_.checkpoint, alone ? fmt::format("-{}", ::getpid()) : transport_->run(),
                 alone ? 0 : transport_->rank(), [this](std::int64_t sample) { return data_.position(sample); },
                 static_cast<std::size_t>(options_.keep_checkpoints));
-            saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
+            saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; },
+                                         options_.back_after,
+                                         [this](const std::string& line) { console_.warn("{}", line); }});
         }
         train::train(
-            trainer, train_with_,
-            {[this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
-             [this](std::int64_t sample, std::span<std::int32_t> starts) { data_.read_documents(sample, starts); }},
+            trainer, train_with_, train::samples_of(data_),
             [&](const train::StepResult& step) {
                 log.add(step);
                 evaluate(trainer, log, step.step);
@@ -387,10 +410,7 @@ private:
         std::int64_t samples = valid_->samples();
         if (options_.eval_batches > 0) samples = std::min(samples, options_.eval_batches * plan_.gbs);
         const auto begin = std::chrono::steady_clock::now();
-        const train::Evaluation evaluation = trainer.evaluate(
-            {[this](std::int64_t sample, std::span<std::int32_t> out) { valid_->read(sample, out); },
-             [this](std::int64_t sample, std::span<std::int32_t> starts) { valid_->read_documents(sample, starts); }},
-            samples);
+        const train::Evaluation evaluation = trainer.evaluate(train::samples_of(*valid_), samples);
         log.add(evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
 
@@ -407,7 +427,8 @@ private:
                           d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
         if (recorded) {
             const program::Timeline measured = trainer.timeline();
-            if (first_ && !options_.trace.empty()) program::write_trace(measured, options_.trace);
+            if (first_ && !options_.trace.empty())
+                write_timeline(measured, {plan_, plan_, simulation_.memory}, options_.trace);
             if (folder) program::write_trace(measured, folder.file("measured.json"));
             if (plan_.gpus > 1) {
                 const double bare = exposed_communication(measured);

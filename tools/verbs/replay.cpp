@@ -13,7 +13,9 @@
 #include "tools/report/documents.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/html.hpp"
+#include "tools/report/perfetto.hpp"
 #include "tools/report/ranking_text.hpp"
+#include "tools/report/report_data.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
@@ -32,6 +34,27 @@ void print_breakdown(Console& console, const search::Estimate& estimate) {
     console.table(table, 2);
 }
 
+// The plan with the fields of --set, and the expert data parallelism that follows from them.
+plan::Plan changed(plan::Plan plan, const ReplayOptions& options) {
+    if (options.set.empty()) return plan;
+    for (const std::string& change : options.set) {
+        const std::size_t at = change.find('=');
+        if (at == std::string::npos || at == 0) refuse("--set {}: must be FIELD=VALUE", change);
+        plan::set_field(plan, change.substr(0, at), change.substr(at + 1));
+    }
+    if (const int model_ranks = plan.etp * plan.ep * plan.pp; model_ranks > 0 && plan.gpus % model_ranks == 0)
+        plan.edp = plan.gpus / model_ranks;
+    if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}: {}", options.plan, fault.message);
+    return plan;
+}
+
+// A report is a page, or where the file's name ends in .json the document that the page shows.
+void write_report(const Explanation& explanation, const ReplayOptions& options) {
+    const bool data = options.report.ends_with(".json");
+    write_file(options.report,
+               data ? report_document(explanation, options.command) : html_report(explanation, options.command));
+}
+
 } // namespace
 
 void replay_verb(const ReplayOptions& options) {
@@ -39,7 +62,7 @@ void replay_verb(const ReplayOptions& options) {
     refuse_overwriting("--trace", options.trace, options.plan);
     refuse_overwriting("--report", options.report, options.plan);
     refuse_overwriting("--report", options.report, options.trace);
-    plan::Plan plan = plan::load_plan(options.plan);
+    plan::Plan plan = changed(plan::load_plan(options.plan), options);
     if (!options.lengths.empty()) {
         if (!plan.masks_documents())
             refuse("{}: documents = ignore, and --lengths {} is of documents that are masked: search again with it",
@@ -50,12 +73,13 @@ void replay_verb(const ReplayOptions& options) {
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
     published::Corrector corrector(stack, !options.no_neighbours);
     replay::Simulation simulation = replay::simulate(plan, stack, !options.trace.empty() || !options.report.empty());
-    if (!options.trace.empty()) program::write_trace(simulation.timeline, options.trace);
+    if (!options.trace.empty())
+        write_timeline(simulation.timeline, {simulation.timed, simulation.planned, simulation.memory}, options.trace);
     pricing::Skew skew;
     if (!options.report.empty()) {
         Explanation explanation =
             explain_plan(plan, stack, std::move(simulation), corrector, static_cast<int>(options.spare_experts));
-        write_file(options.report, html_report(explanation));
+        write_report(explanation, options);
         simulation = std::move(explanation.simulation);
         skew = explanation.skew;
     } else {

@@ -17,8 +17,12 @@ void tokenize_verb(const TokenizeOptions& options) {
         refuse("--vocab {}: must be bytes or the path of a tokenizer.json", options.vocab);
     if (options.append_eod && options.vocab == "bytes")
         refuse("--append-eod: a vocabulary of bytes has no end-of-document token: give --vocab TOKENIZER.json");
+    if (options.chat && options.vocab == "bytes")
+        refuse("--chat: a vocabulary of bytes has no chat template: give --vocab TOKENIZER.json");
+    if (options.chat && options.append_eod) refuse("--append-eod: with --chat the template ends every answer");
     const data::TokenizeResult result =
         options.vocab == "bytes" ? data::tokenize_bytes(options.texts, options.out)
+        : options.chat           ? data::tokenize_chat(options.texts, options.vocab, options.out)
                                  : data::tokenize_words(options.texts, options.vocab, options.out, options.append_eod);
     if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
     Console console(options);

@@ -45,7 +45,9 @@ void search_verb(const SearchOptions& options);
 struct ReplayOptions : OutputOptions {
     std::string plan;
     std::string lengths;            // as search's
+    std::vector<std::string> set;   // FIELD=VALUE, changes of the plan before it is replayed
     std::string trace, report;      // empty = not written
+    std::string command;            // as typed, for the report
     std::int64_t spare_experts = 2; // as search's
     bool no_neighbours = false;     // as in SearchOptions
 };
@@ -68,7 +70,7 @@ struct ExecuteOptions : OutputOptions {
     std::string valid_data;            // prefix of a .bin/.idx pair, empty = no evaluation
     std::int64_t eval_interval = 0;    // steps, 0 = only behind the last one
     std::int64_t eval_batches = 0;     // global batches of the validation data, 0 = all of it
-    std::string init_from;             // Hugging Face folder of initial weights, empty = random ones
+    std::string init_from;             // folder of initial weights (Hugging Face or checkpoints), empty = random
     std::string checkpoint;            // folder, empty = none
     std::int64_t save_interval = 0;    // steps, 0 = only at the end
     std::int64_t keep_checkpoints = 0; // newest ones that stay, 0 = all
@@ -82,6 +84,9 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    bool skip_bad_steps = false; // those whose norm is not finite
+    double spike_norm = 0.0;     // and those with so many times the median of the norms before, 0 = none of them
+    std::int64_t back_after = 0; // bad steps in a row behind which the run goes back to its checkpoint, 0 = never
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
     std::string aux_loss, bias_update, balance;
     std::int64_t seed = 1;
@@ -162,6 +167,7 @@ struct TokenizeOptions : OutputOptions {
     std::string out; // prefix of the .bin/.idx pair
     std::string vocab = "bytes";
     bool append_eod = false; // every document ends with the end-of-document token
+    bool chat = false;       // the texts are JSON lines of messages
 };
 void tokenize_verb(const TokenizeOptions& options);
 
@@ -169,6 +175,7 @@ struct ExportVerbOptions : OutputOptions {
     std::string checkpoint; // folder of checkpoints, of which the newest whole one is taken
     std::string out;        // Hugging Face folder
     std::string dtype = "fp32";
+    std::string tokenizer; // folder whose tokenizer and generation config go with the weights, empty = none
 };
 void export_verb(const ExportVerbOptions& options);
 
@@ -202,5 +209,11 @@ struct ShowOptions : OutputOptions {
     std::int64_t seq = 4096; // tokens per sequence, which a model's FLOPs per token go by
 };
 void show_verb(const ShowOptions& options);
+
+struct UiOptions : OutputOptions {
+    std::int64_t port = 0;            // 0 = a free one
+    std::string listen = "127.0.0.1"; // address
+};
+void ui_verb(const UiOptions& options);
 
 } // namespace moe::tools

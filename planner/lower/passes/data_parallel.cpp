@@ -143,7 +143,8 @@ program::Op bias_step(const program::Program& program, const plan::Plan& plan, c
     for (const program::Bucket& b : program.buckets) {
         if (b.weights != bias.base && b.gathered != bias.base) continue;
         program::Op op = make(program::OpKind::expert_bias, program::Stream::compute, program::Module::optimizer,
-                              {router.load, program.io.overflow}, {b.master, b.weight_shard},
+                              {router.load, program.io.overflow, program.io.gradient_norm, program.io.hyper},
+                              {b.master, b.weight_shard},
                               program::ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
         op.layer = static_cast<std::int16_t>(router.layer);
         op.bytes = 20.0 * router.experts; // bytes of load, master and weight

@@ -1,7 +1,6 @@
 // Insertion of copies between planned buffers of routed rows and pages.
 #include "planner/lower/passes/stash.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <vector>
@@ -20,10 +19,6 @@ struct Stashed {
     std::int16_t layer = -1;
     program::Module module = program::Module::experts;
 };
-
-bool reads(const program::Op& op, program::TensorId id) {
-    return std::find(op.in.begin(), op.in.end(), id) != op.in.end();
-}
 
 bool holds_spare_rows(const program::Tensor& t) {
     return t.storage == program::Storage::activation && t.base == program::no_tensor &&
@@ -47,12 +42,14 @@ program::Op copy(program::OpKind kind, const Stashed& s, program::TensorId from,
 std::map<program::TensorId, Stashed> find_stashed(program::Program& program, const program::Template& forward,
                                                   const program::Template& backward) {
     std::map<program::TensorId, Stashed> found;
+    std::vector<bool> read(program.tensors.size(), false); // by an op of the backward
+    for (const program::Op& op : backward.ops)
+        for (const program::TensorId id : op.in)
+            if (id != program::no_tensor) read[static_cast<std::size_t>(id)] = true;
     for (std::size_t i = 0; i < forward.ops.size(); ++i)
         for (const program::TensorId id : forward.ops[i].out) {
             if (id == program::no_tensor || !holds_spare_rows(program.tensors[static_cast<std::size_t>(id)])) continue;
-            if (std::none_of(backward.ops.begin(), backward.ops.end(),
-                             [&](const program::Op& op) { return reads(op, id); }))
-                continue;
+            if (!read[static_cast<std::size_t>(id)]) continue;
             Stashed& s = found[id];
             s.writer = i;
             s.layer = forward.ops[i].layer;
@@ -77,12 +74,19 @@ void stash_pass(program::Program& program, program::Template& forward, program::
     const auto bytes = [&](program::TensorId id) {
         return program.tensors[static_cast<std::size_t>(id)].expected_bytes();
     };
+    std::vector<std::vector<program::TensorId>> written(forward.ops.size()); // stashed tensors by their last writer
+    std::map<std::int16_t, std::vector<program::TensorId>> of_layer;
+    for (const auto& [id, s] : stashed) {
+        written[s.writer].push_back(id);
+        of_layer[s.layer].push_back(id);
+    }
     std::vector<program::Op> ops;
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
         ops.push_back(std::move(forward.ops[i]));
-        for (const auto& [id, s] : stashed)
-            if (s.writer == i)
-                ops.push_back(copy(program::OpKind::stash_rows, s, id, s.pages, program::Phase::forward, bytes(id)));
+        for (const program::TensorId id : written[i]) {
+            const Stashed& s = stashed.at(id);
+            ops.push_back(copy(program::OpKind::stash_rows, s, id, s.pages, program::Phase::forward, bytes(id)));
+        }
     }
     forward.ops = std::move(ops);
 
@@ -92,10 +96,11 @@ void stash_pass(program::Program& program, program::Template& forward, program::
     for (program::Op& op : backward.ops) {
         if (op.layer != layer && op.layer >= 0) {
             layer = op.layer;
-            for (const auto& [id, s] : stashed)
-                if (s.layer == layer)
-                    ops.push_back(
-                        copy(program::OpKind::unstash_rows, s, s.pages, s.again, program::Phase::dgrad, bytes(id)));
+            for (const program::TensorId id : of_layer[layer]) {
+                const Stashed& s = stashed.at(id);
+                ops.push_back(
+                    copy(program::OpKind::unstash_rows, s, s.pages, s.again, program::Phase::dgrad, bytes(id)));
+            }
         }
         for (program::TensorId& id : op.in) {
             const auto at = stashed.find(id);

@@ -54,7 +54,7 @@ CudaResult train_on(const plan::Plan& plan, const std::string& backend, int step
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
     train::Trainer trainer(plan, options);
-    const train::SampleSource source = made_up_tokens(plan.model->vocab);
+    const train::SampleSource source = made_up_samples(plan);
     CudaResult result;
     for (int step = 0; step < steps; ++step) {
         const train::StepResult r = trainer.step(source);

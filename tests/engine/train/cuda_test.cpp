@@ -51,6 +51,38 @@ TEST_CASE("cuda: documents that are masked are the CPU's, in a graph too") {
     }
 }
 
+TEST_CASE("cuda: a bad step changes no weight, in a graph too, and the next one is taken") {
+    for (const char* graph : {"none", "full"})
+        for (const Fields& fields :
+             {Fields{{"bias_update", "0.01"}}, Fields{{"precision", "bf16"}}, Fields{{"offload", "optimizer"}}}) {
+            Fields all{{"cuda_graph", graph}};
+            all.insert(all.end(), fields.begin(), fields.end());
+            train::TrainOptions options;
+            options.steps = 4;
+            options.backend = "cuda";
+            options.skip_bad = true;
+            train::Trainer trainer(small_plan("deepseek3", 1, all), options);
+            const train::SampleSource source = made_up_samples(trainer.plan());
+            const auto weights = [&] {
+                std::map<std::string, std::vector<float>> values;
+                for (const auto& parameter : trainer.parameters())
+                    values[parameter.first] = trainer.read_weight(parameter.first);
+                return values;
+            };
+            CHECK_FALSE(trainer.step(source).skipped);
+            const auto before = weights();
+            const std::string name = "model.norm.weight";
+            trainer.write_weight(name, std::vector<float>(before.at(name).size(), NAN));
+            CHECK(trainer.step(source).skipped);
+            trainer.write_weight(name, before.at(name));
+            CHECK(weights() == before);
+            const train::StepResult next = trainer.step(source);
+            CHECK_FALSE(next.skipped);
+            CHECK(std::isfinite(next.loss));
+            CHECK(weights() != before);
+        }
+}
+
 // No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {

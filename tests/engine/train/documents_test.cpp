@@ -1,9 +1,11 @@
 // Documents that are masked: each is trained as if it were alone, under every plan, and a sample of one as ever.
+#include "planner/base/error.hpp"
 #include "tests/engine/train/parity.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <tuple>
@@ -18,6 +20,7 @@ using Documents = std::vector<std::int64_t>; // tokens of each
 struct FirstStep {
     double loss = 0.0, mtp_loss = 0.0;
     std::map<std::string, std::vector<float>> gradients;
+    std::int64_t labels = 0; // of an evaluation of the same samples
 };
 
 // One step over a sample of these documents, whose tokens are those from `first` on; the label behind it is of another.
@@ -43,7 +46,7 @@ FirstStep first_step(const std::string& model, const Documents& documents, std::
         out[at] = start;
     };
     const train::StepResult r = trainer.step({tokens, starts});
-    FirstStep step{r.loss, r.mtp_loss, {}};
+    FirstStep step{r.loss, r.mtp_loss, {}, 0};
     for (const auto& [name, shape] : trainer.parameters()) step.gradients[name] = trainer.read_gradient(name);
     return step;
 }
@@ -160,4 +163,47 @@ TEST_CASE("an evaluation keeps to documents as a step does") {
         CHECK(evaluation.tokens < 8 * 32);
         CHECK(evaluation.loss == nearly(trainer.step(source).loss).epsilon(1e-6));
     }
+}
+
+// The gradient of all labels is that of some of them and of the others, by their numbers.
+TEST_CASE("labels that do not count are left out of loss and gradients") {
+    for (const char* model : {"qwen3", "deepseek3", "gptoss", "mixtral"}) {
+        INFO(model);
+        const auto trained = [&](int kept) { // 1: those that are no multiples of three, 0: the others, 2: all
+            train::TrainOptions options;
+            options.evaluates = true;
+            train::Trainer trainer(small_plan(model, 1, {{"documents", "mask"}, {"aux_loss", "0"}}), options);
+            train::SampleSource source = made_up_tokens(61);
+            if (kept < 2)
+                source.counts = [kept](std::int64_t, std::span<std::int32_t> counts) {
+                    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = (i % 3 != 0) == (kept == 1) ? 1 : 0;
+                };
+            const train::Evaluation evaluation = trainer.evaluate(source, 8);
+            FirstStep step{trainer.step(source).loss, 0.0, {}, evaluation.tokens};
+            CHECK(step.loss == nearly(evaluation.loss).epsilon(1e-6));
+            for (const auto& [name, shape] : trainer.parameters()) step.gradients[name] = trainer.read_gradient(name);
+            return step;
+        };
+        const FirstStep all = trained(2), some = trained(1), others = trained(0);
+        const double part = static_cast<double>(some.labels) / static_cast<double>(all.labels);
+        CHECK(some.labels + others.labels == all.labels);
+        CHECK(part * some.loss + (1.0 - part) * others.loss == nearly(all.loss).epsilon(1e-6));
+        for (const auto& of_name : all.gradients) {
+            const std::string& name = of_name.first;
+            const std::vector<float>& gradient = of_name.second;
+            CAPTURE(name);
+            std::vector<float> sum(gradient.size());
+            for (std::size_t i = 0; i < sum.size(); ++i)
+                sum[i] = static_cast<float>(part * static_cast<double>(some.gradients.at(name)[i]) +
+                                            (1.0 - part) * static_cast<double>(others.gradients.at(name)[i]));
+            CHECK(relative_distance(sum, gradient) < 1e-4);
+        }
+    }
+}
+
+TEST_CASE("labels that do not count need a plan that masks documents") {
+    train::Trainer trainer(small_plan("qwen3", 1), {});
+    train::SampleSource source = made_up_tokens(61);
+    source.counts = [](std::int64_t, std::span<std::int32_t> counts) { std::fill(counts.begin(), counts.end(), 1); };
+    CHECK_THROWS_WITH_AS(trainer.step(source), doctest::Contains("documents = mask"), Error);
 }

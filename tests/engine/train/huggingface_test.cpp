@@ -1,5 +1,6 @@
 // Hugging Face folders: any plan takes and gives back the same weights, in every layout; what does not fit is named.
 #include "engine/train/huggingface.hpp"
+#include "engine/train/initial_weights.hpp"
 #include "engine/weights/safetensors.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
@@ -169,6 +170,22 @@ TEST_CASE("BF16 plans keep FP32 masters as the checkpoint has them") {
     CHECK(relative_distance(rounded, exact) < 0x1p-8); // half a unit of BF16's 8-bit significand
 }
 
+TEST_CASE("selection biases stay FP32 in a BF16 export") {
+    const Folder folder;
+    train::Trainer trainer(small_plan("deepseek3", 1), seeded(3));
+    const std::string bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+    std::vector<float> values = trainer.read_weight(bias);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1.0f + 0.001f * static_cast<float>(i + 1); // no BF16
+    trainer.write_weight(bias, values);
+    train::export_weights(trainer, folder / "bf16", {program::Dtype::bf16, 20'000});
+    const weights::StoredWeights stored(folder / "bf16");
+    CHECK(stored.find(bias)->dtype == "F32");
+    CHECK(stored.find("lm_head.weight")->dtype == "BF16");
+    train::Trainer again(small_plan("deepseek3", 2, {{"ep", "2"}}), seeded(4));
+    train::load_weights(again, folder / "bf16");
+    CHECK(again.read_weight(bias) == values);
+}
+
 TEST_CASE("tensors that are missing, misshapen, of another type or left over are named") {
     const Folder folder;
     train::Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}}), seeded(3));
@@ -191,7 +208,7 @@ TEST_CASE("tensors that are missing, misshapen, of another type or left over are
                    up + " has shape [32, 16], the plan's model needs [16, 32]"));
     CHECK(trainer.read_weight("model.embed_tokens.weight") == before); // nothing was changed
     CHECK(mentions(load([&](Content& c) {
-                       c["model.embed_tokens.weight"] = {{60, 32}, std::vector<float>(60 * 32, 0.0f)};
+                       c["model.embed_tokens.weight"] = {{62, 32}, std::vector<float>(62 * 32, 0.0f)};
                    }),
                    "needs [61, 32]"));
     for (const float wrong : {NAN, -INFINITY})
@@ -230,4 +247,50 @@ TEST_CASE("a type that holds no weights is refused before anything is read") {
     bytes.replace(at, 5, "\"I32\"");
     write_file(folder / "hf/model.safetensors", bytes);
     CHECK(mentions(message([&] { train::load_weights(trainer, folder / "hf"); }), "is stored as I32"));
+}
+
+TEST_CASE("a vocabulary grows: new tokens begin as the mean of the others, under every plan") {
+    for (const char* kind : {"qwen3", "gptoss", "deepseek3-mtp"}) {
+        CAPTURE(kind);
+        const Folder folder;
+        train::Trainer first(small_plan(kind, 1), seeded(3));
+        train::export_weights(first, folder / "hf");
+        {
+            train::CheckpointWriter writer(folder / "checkpoints", "test");
+            writer.save(first);
+            writer.finish();
+        }
+        std::vector<std::string> skipped;
+        const auto checkpoint = weights::newest_checkpoint(folder / "checkpoints", skipped);
+        const auto larger = small_model(kind, {{"vocab_size", "70"}});
+        train::Trainer one(small_plan(larger, 1, {}), seeded(4)),
+            many(small_plan(larger, 4, {{"tp", "2"}, {"ep", "2"}, {"pp", "2"}}), seeded(5)),
+            resumed(small_plan(larger, 2, {{"tp", "2"}}), seeded(6));
+        for (const train::LoadReport& report :
+             {train::load_weights(one, folder / "hf"), train::load_weights(many, folder / "hf"),
+              train::load_weights(resumed, *checkpoint)}) {
+            CHECK(report.loaded == static_cast<std::int64_t>(first.parameters().size()));
+            CHECK(train::describe(report) ==
+                  "the vocabulary grows from 61 to 70 tokens: rows of new ones are the mean of the others");
+        }
+        check_equal(one, many);
+        check_equal(one, resumed);
+        for (const auto& [name, shape] : first.parameters()) {
+            CAPTURE(name);
+            std::vector<float> want = first.read_weight(name);
+            if (train::has_token_rows(name))
+                for (int row = 61; row < 70; ++row)
+                    for (std::int64_t c = 0; c < shape.cols; ++c) {
+                        double sum = 0.0;
+                        for (std::int64_t r = 0; r < 61; ++r)
+                            sum += static_cast<double>(want[static_cast<std::size_t>(r * shape.cols + c)]);
+                        want.push_back(static_cast<float>(sum / 61.0));
+                    }
+            CHECK(one.read_weight(name) == want);
+        }
+        train::Trainer smaller(small_plan(small_model(kind, {{"vocab_size", "60"}}), 1, {}), seeded(7));
+        CHECK(mentions(message([&] { train::load_weights(smaller, folder / "hf"); }), "needs [60, 32]"));
+        CHECK(
+            mentions(message([&] { train::load_weights(smaller, *checkpoint); }), "is 61 x 32, the plan's model has"));
+    }
 }

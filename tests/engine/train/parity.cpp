@@ -46,7 +46,7 @@ Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backe
     // turning rounding errors of vanishing gradients into full-size steps.
     options.eps = 1e-3;
     train::Trainer trainer(plan, options);
-    const train::SampleSource source = made_up_tokens(plan.model->vocab);
+    const train::SampleSource source = made_up_samples(plan);
     Trained result;
     for (int step = 0; step < 3; ++step) {
         const train::StepResult r = trainer.step(source);

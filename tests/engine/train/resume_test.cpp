@@ -19,7 +19,7 @@ data::DataPosition position() {
     return {true, 128, 8, {{"text", 1000, 10, 7, 1.0, 0, 0, 128, 512, 4}, {"code", 2000, 4, 8, 3.0, 1, 0, 128, 0, 0}}};
 }
 
-weights::RunState stored() { return {4, 32, 1, "m", config, {}, position()}; }
+weights::RunState stored() { return {4, 32, 1, "m", config, {}, position(), {}, 0}; }
 train::ResumedRun same() { return {config, 1, position()}; }
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {

@@ -128,6 +128,21 @@ train::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed) {
     return {tokens, documents};
 }
 
+train::SampleSource made_up_samples(const plan::Plan& plan) {
+    train::SampleSource source = made_up_tokens(plan.model->vocab);
+    if (plan.masks_documents())
+        source.counts = [](std::int64_t sample, std::span<std::int32_t> counts) {
+            std::uint64_t x = 104729u * static_cast<std::uint64_t>(sample);
+            std::int32_t answer = 0;
+            for (std::int32_t& count : counts) {
+                x = x * 6364136223846793005u + 1442695040888963407u;
+                if ((x >> 33) % 6 == 0) answer = 1 - answer;
+                count = answer;
+            }
+        };
+    return source;
+}
+
 double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {
     double difference = 0.0, norm = 0.0;
     for (std::size_t i = 0; i < b.size(); ++i) {

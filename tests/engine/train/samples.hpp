@@ -33,6 +33,8 @@ moe::plan::Plan small_plan(std::shared_ptr<const moe::model::Model> model, int r
 // Deterministic tokens with some structure to learn: each depends on its predecessor. Documents of one to some twenty
 // tokens, for plans that mask them.
 moe::train::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed = 7);
+// Those for a plan: where it masks documents, runs of tokens do not count.
+moe::train::SampleSource made_up_samples(const moe::plan::Plan& plan);
 
 // |a - b| / |b| in double, over whole tensors.
 double relative_distance(const std::vector<float>& a, const std::vector<float>& b);

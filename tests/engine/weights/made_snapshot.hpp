@@ -11,7 +11,7 @@
 inline moe::weights::Snapshot made_snapshot(std::int64_t step, const std::string& run, float base = 0.0f) {
     using namespace moe::weights;
     Snapshot snapshot;
-    snapshot.state = {step, 8 * step, 1, "made", R"({"hidden_size":6})", {{2, {1.0f, 2.0f}}}, {}};
+    snapshot.state = {step, 8 * step, 1, "made", R"({"hidden_size":6})", {{2, {1.0f, 2.0f}}}, {}, {0.5f, 2.0f}, 0};
     snapshot.state.data = {true, 4, 8, {{"text", 1000, 10, 7, 1.0, 0, 0, 4, 32 * step, 8 * step}}};
     snapshot.world = 2;
     snapshot.run = run;

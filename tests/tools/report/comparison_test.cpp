@@ -3,7 +3,6 @@
 #include "tools/report/comparison.hpp"
 
 #include "planner/base/error.hpp"
-#include "tools/report/pipeline_svg.hpp"
 
 #include <doctest/doctest.h>
 
@@ -95,24 +94,4 @@ TEST_CASE("timelines that do not belong together are refused") {
     other = measured;
     other.rows[0].rank = 77;
     CHECK_THROWS_AS(compare(predicted, other), Error);
-}
-
-TEST_CASE("the pipeline's picture has a box per slot, and stays small") {
-    program::Timeline t = predicted_timeline();
-    const auto boxes = [](const std::string& svg) {
-        int count = 0;
-        for (std::size_t at = svg.find("<rect"); at != std::string::npos; at = svg.find("<rect", at + 1)) ++count;
-        return count;
-    };
-    CHECK(boxes(pipeline_svg(t)) == 2); // two stages, one slot each
-    t.rows.clear();
-    for (int slot = 0; slot < 50'000; ++slot) {
-        program::TimelineRow r = row(0, 0, program::OpKind::gemm, slot * 1.0, 0.4);
-        r.slot = slot;
-        t.rows.push_back(r);
-    }
-    const std::string svg = pipeline_svg(t);
-    CHECK(boxes(svg) > 1000);
-    CHECK(boxes(svg) < 7000);
-    CHECK(boxes(pipeline_svg(program::Timeline{})) == 0);
 }

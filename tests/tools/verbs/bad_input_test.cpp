@@ -256,6 +256,10 @@ TEST_CASE("execute: data and options") {
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
     check_line(folder.run(execute + "--data text --log-interval 0"), 2, "--log-interval 0");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");
+    check_line(folder.run(execute + "--data text --spike-norm 3"), 2, "--spike-norm: needs --skip-bad-steps");
+    check_line(folder.run(execute + "--data text --skip-bad-steps --spike-norm 0.5"), 2, "--spike-norm 0.5: must be");
+    check_line(folder.run(execute + "--data text --skip-bad-steps --back-after 2"), 2,
+               "--back-after: needs --checkpoint");
     check_line(folder.run(execute + "--data text --lr-schedule square"), 2,
                "--lr-schedule square: must be one of constant, cosine, linear");
     check_line(folder.run(execute + "--data text --lr 1e-3 --min-lr 1e-2"), 2,
@@ -296,6 +300,7 @@ TEST_CASE("tokenize and calibrate: what they cannot take") {
     check_line(folder.run("moe-plan tokenize missing.txt --out out"), 2, "missing.txt");
     check_line(folder.run("moe-plan tokenize text.txt empty.txt --out out"), 2, "empty.txt");
     check_line(folder.run("moe-plan tokenize text.txt --out out --vocab gpt2"), 2, "--vocab gpt2");
+    check_line(folder.run("moe-plan tokenize text.txt --out out --chat"), 2, "--chat: a vocabulary of bytes");
     check_line(folder.run("moe-plan tokenize text.txt --out nowhere/out"), 1, "nowhere/out");
     check_line(folder.run("moe-plan export --checkpoint nowhere --out hf"), 2, "--checkpoint nowhere");
     check_line(folder.run("moe-plan export --checkpoint nowhere --out hf --dtype fp8"), 2, "--dtype fp8");

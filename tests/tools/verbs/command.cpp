@@ -124,6 +124,14 @@ nlohmann::ordered_json document(const Outcome& outcome) {
     return nlohmann::ordered_json::parse(outcome.out);
 }
 
+nlohmann::ordered_json page_data(const std::string& page) {
+    const std::string mark = "id=\"data\">";
+    const std::size_t at = page.find(mark);
+    REQUIRE(at != std::string::npos);
+    const std::size_t from = at + mark.size();
+    return nlohmann::ordered_json::parse(page.substr(from, page.find("</script>", from) - from));
+}
+
 void write_dataset(const Folder& folder, const std::string& line) {
     std::string text;
     for (int i = 0; i < 600; ++i) text += line;

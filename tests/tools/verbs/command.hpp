@@ -45,6 +45,9 @@ void check_width(const std::string& text, std::size_t columns);
 // Checks success and parses stdout as one JSON document.
 nlohmann::ordered_json document(const Outcome& outcome);
 
+// The document inside a page that a verb wrote.
+nlohmann::ordered_json page_data(const std::string& page);
+
 // Writes the line 600 times and tokenizes it to bytes: the dataset "text".
 void write_dataset(const Folder& folder, const std::string& line);
 // Searches the small model with the fields of `fixed` ("--fix tp=2 ...") and keeps its best plan in `file`.

@@ -5,9 +5,13 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <map>
+
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
+using moe::test::page_data;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -125,34 +129,51 @@ TEST_CASE("explain: a plan that does not fit gets the smallest change that does"
     check_line(folder.run("moe-plan explain plan.json --versus absent.json"), 2, "absent.json");
 }
 
-TEST_CASE("replay --report: one page without network or script that says what replay and explain say") {
+TEST_CASE("replay --report: one page that asks nobody and holds what replay and explain say") {
     const Explained folder;
     REQUIRE(folder.run("moe-plan replay plan.json --report report.html").status == 0);
     const std::string page = folder.read("report.html");
-    for (const char* foreign : {"http:", "https:", "<script", "<link", "@import", "src="})
+    CHECK(page.find("default-src 'none'; script-src 'sha256-") != std::string::npos);
+    CHECK(page.find("connect-src 'none'") != std::string::npos);
+    for (const char* foreign : {"<link rel=\"stylesheet", "@import", " src=", "unsafe-inline"})
         CHECK_MESSAGE(page.find(foreign) == std::string::npos, foreign);
-    for (const char* title : {"Where the step goes", "What keeps it from peak", "One pipeline", "Memory of stage 0",
-                              "Memory against throughput", "What each single change would do", "Communication",
-                              "Compute and host", "Busy time by kind of operation"})
-        CHECK_MESSAGE(page.find(title) != std::string::npos, title);
-    // Every element that is opened is closed.
-    for (const char* element : {"table", "tr", "td", "th", "svg", "section", "div", "title", "text", "p", "ul", "li"}) {
-        const auto count = [&page](const std::string& word) {
-            int found = 0;
-            for (std::size_t i = page.find(word); i != std::string::npos; i = page.find(word, i + 1)) {
-                const char next = page[i + word.size()];
-                if (next == '>' || next == ' ') ++found;
-            }
-            return found;
-        };
-        CHECK_MESSAGE(count(std::string("<") + element) == count(std::string("</") + element), element);
+    const Json report = page_data(page);
+    CHECK(report["schema"] == "moe-plan/report/1");
+    CHECK(report["command"] == "moe-plan replay plan.json --report report.html");
+    CHECK(report["explain"] == document(folder.run("moe-plan explain plan.json --json")));
+    const Json replayed = document(folder.run("moe-plan replay plan.json --json"));
+    CHECK(report["tokens_per_second_per_gpu"] == replayed["tokens_per_second_per_gpu"]);
+    double parts = 0.0;
+    for (const Json& part : report["breakdown"]) parts += part["seconds"].get<double>();
+    CHECK(parts == nearly(replayed["step_seconds"].get<double>()));
+    // One forward and one backward of every micro-batch on every stage, none of which ends behind the step.
+    const Json& plan = report["explain"]["plan"];
+    const std::int64_t each = plan["workload"]["gbs"].get<std::int64_t>() / plan["mesh"]["dp"].get<std::int64_t>() /
+                              plan["mbs"].get<std::int64_t>() * plan["mesh"]["vpp"].get<std::int64_t>();
+    std::map<std::int64_t, std::int64_t> forwards;
+    double last = 0.0;
+    for (const Json& box : report["pipeline"]["boxes"]) {
+        if (report["pipeline"]["kinds"][box[1].get<std::size_t>()] == "forward") ++forwards[box[0].get<std::int64_t>()];
+        last = std::max(last, (box[4].get<double>() + box[5].get<double>()) * 1e-6);
     }
-    const Json explained = document(folder.run("moe-plan explain plan.json --json"));
-    std::size_t rows = 0;
-    for (std::size_t i = page.find("class=\"swing\""); i != std::string::npos; i = page.find("class=\"swing\"", i + 1))
-        ++rows;
-    CHECK(rows == explained["deltas"].size());
-    CHECK(page.find("nan") == std::string::npos);
+    CHECK(forwards.size() == plan["mesh"]["pp"].get<std::size_t>());
+    for (const auto& [stage, count] : forwards) CHECK_MESSAGE(count == each, stage);
+    CHECK(last < 1.01 * report["explain"]["step_seconds"].get<double>());
+    for (const Json& part : report["memory_over_time"]["classes"])
+        CHECK(part["gib"].size() == report["memory_over_time"]["seconds"].size());
+}
+
+TEST_CASE("replay --set: another plan of the same request, or one line") {
+    const Explained folder;
+    REQUIRE(
+        folder.run("moe-plan replay plan.json --set mbs=2 --set dispatcher=alltoall --report changed.json").status ==
+        0);
+    const Json changed = Json::parse(folder.read("changed.json"))["explain"]["plan"];
+    CHECK(changed["mbs"] == 2);
+    CHECK(changed["dispatcher"] == "alltoall");
+    check_line(folder.run("moe-plan replay plan.json --set mbs"), 2, "--set mbs: must be FIELD=VALUE");
+    check_line(folder.run("moe-plan replay plan.json --set mbss=1"), 2, "mbss");
+    check_line(folder.run("moe-plan replay plan.json --set ep=7"), 2, "ep");
 }
 
 TEST_CASE("explain of a request: its best plan, or which constraint kills what and which change helps") {

@@ -8,6 +8,7 @@
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
+using moe::test::page_data;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -33,7 +34,9 @@ TEST_CASE("search and replay under skewed routing") {
     CHECK(skew["memory_gib"]["p99"] >= skew["memory_gib"]["p50"]);
     CHECK(step(mean) == nearly(replay["step_seconds"].get<double>()).epsilon(0.03));
     CHECK(folder.run("moe-plan replay plan.json --report r.html").out.find("Routing dirichlet:1") != std::string::npos);
-    CHECK(folder.read("r.html").find("<h2>Routing skew</h2>") != std::string::npos);
+    const Json shown = page_data(folder.read("r.html"))["skew"];
+    CHECK(shown["routing"] == "dirichlet:1");
+    CHECK(shown["rows"][2]["step_seconds"] == skew["step_seconds"]["p99"]);
     CHECK(folder.run("moe-plan explain plan.json").out.find("Routing dirichlet:1") != std::string::npos);
 }
 

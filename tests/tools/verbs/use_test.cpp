@@ -76,6 +76,36 @@ TEST_CASE("validation while training: in the log, the record and the history, an
           nearly(run["evaluations"][2]["loss"].get<double>()).epsilon(1e-4));
 }
 
+TEST_CASE("bad steps are skipped, told and counted; an export takes the tokenizer along") {
+    const Folder folder;
+    set_up(folder);
+    // Every norm is a spike to a factor that close to 1 once the median is known, or falls below it.
+    const Json run = document(folder.run(
+        execute("plan.json", 14, "--json --skip-bad-steps --spike-norm 1.0000001 --metrics m --checkpoint c")));
+    int skipped = 0;
+    for (const Json& step : run["steps"]) {
+        if (!step.contains("skipped")) continue;
+        ++skipped;
+        CHECK(step["step"].get<int>() > 8);
+        CHECK(step["skipped"] == true);
+    }
+    CHECK(skipped > 0);
+    CHECK(folder.read("m/metrics.jsonl").find("\"skipped\":true") != std::string::npos);
+    const Json index = Json::parse(folder.read("c/step-00000014/index.json"));
+    CHECK(index["checkpoint"]["bad_steps"]["skipped"] == skipped);
+    CHECK(index["checkpoint"]["bad_steps"]["norms"].size() == 14 - static_cast<std::size_t>(skipped));
+
+    CHECK(folder.run("moe-plan export --checkpoint c --out e --tokenizer m").status == 2);
+    CHECK_FALSE(folder.holds("e"));
+    folder.write("tokenizer.json", "{}");
+    folder.write("chat_template.jinja", "x");
+    folder.write("generation_config.json", R"({"eos_token_id": 7})");
+    REQUIRE(folder.run("moe-plan export --checkpoint c --out e --tokenizer .").status == 0);
+    CHECK(folder.read("e/tokenizer.json") == "{}");
+    CHECK(folder.read("e/chat_template.jinja") == "x");
+    CHECK(folder.read("e/generation_config.json") == R"({"eos_token_id": 7})");
+}
+
 TEST_CASE("a checkpoint and its export have one loss, on one rank and by any plan, and go on with one text") {
     const Folder folder;
     set_up(folder);

@@ -1,0 +1,70 @@
+// New tokens' rows, and the weights of checkpoints.
+#include "engine/train/initial_weights.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/model/model.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace moe::train {
+
+bool has_token_rows(const std::string& parameter) {
+    return parameter == "model.embed_tokens.weight" || parameter == "lm_head.weight";
+}
+
+ReadPart with_more_rows(const ReadPart& read, std::int64_t stored, std::int64_t cols) {
+    std::vector<double> sum(static_cast<std::size_t>(cols), 0.0);
+    std::vector<float> row(static_cast<std::size_t>(cols));
+    for (std::int64_t r = 0; r < stored; ++r) {
+        read(r * cols, row);
+        for (std::size_t c = 0; c < row.size(); ++c) sum[c] += static_cast<double>(row[c]);
+    }
+    std::transform(sum.begin(), sum.end(), row.begin(),
+                   [stored](double s) { return static_cast<float>(s / static_cast<double>(stored)); });
+    return [read, mean = std::move(row), stored, cols](std::int64_t first, std::span<float> out) {
+        const std::int64_t here =
+            std::clamp<std::int64_t>(stored * cols - first, 0, static_cast<std::int64_t>(out.size()));
+        if (here > 0) read(first, out.first(static_cast<std::size_t>(here)));
+        for (auto i = static_cast<std::size_t>(here); i < out.size(); ++i)
+            out[i] = mean[static_cast<std::size_t>((first + static_cast<std::int64_t>(i)) % cols)];
+    };
+}
+
+LoadReport load_weights(Trainer& trainer, const weights::StoredCheckpoint& checkpoint) {
+    const model::Model& model = *trainer.plan().model;
+    const std::string& path = checkpoint.path();
+    LoadReport report;
+    report.difference =
+        differing_fields(model, families::model_from_json(checkpoint.state().config, path + ": config"), path);
+    std::vector<std::pair<std::string, ReadPart>> readers;
+    for (const auto& [name, shape] : trainer.parameters()) {
+        const auto found = checkpoint.shapes().find(name);
+        if (found == checkpoint.shapes().end())
+            refuse("{}: is of {} and holds no parameter {}", path, checkpoint.state().model, name);
+        const weights::StoredCheckpoint::Shape& has = found->second;
+        const bool grows = has_token_rows(name) && has.cols == shape.cols && has.rows < shape.rows;
+        if (!grows && (has.rows != shape.rows || has.cols != shape.cols))
+            refuse("{}: {} is {} x {}, the plan's model has {} x {}", path, name, has.rows, has.cols, shape.rows,
+                   shape.cols);
+        ReadPart read = [&checkpoint, name = name](std::int64_t first, std::span<float> out) {
+            checkpoint.read(name, weights::StateKind::weight, first, out);
+        };
+        if (grows) {
+            report.grown_from = has.rows;
+            read = with_more_rows(read, has.rows, has.cols);
+        }
+        readers.emplace_back(name, std::move(read));
+    }
+    report.grown_to = model.vocab;
+    for (const auto& [name, read] : readers) {
+        trainer.fill_weight(name, read);
+        ++report.loaded;
+    }
+    for (const auto& [name, shape] : checkpoint.shapes())
+        if (trainer.parameters().count(name) == 0) report.unused.push_back(name);
+    return report;
+}
+
+} // namespace moe::train
