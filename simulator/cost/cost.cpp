@@ -166,6 +166,22 @@ double CostModel::expert_bias_seconds(const Rates& rates, const program::Op& op,
            rates.own_kernels * stack_.costs.expert_seconds + stack_.costs.kernel_seconds;
 }
 
+namespace {
+
+// Bytes of routing weights over those of a token that HybridEP sends: FP32 for every expert of the NVLink domain, with
+// tokens on their way to the experts and with the gradients on their way back (DeepEP, branch hybrid-ep,
+// hybrid_ep_backend.cuh: intra_node_prob_buffer; Megatron-LM, fused_a2a.py). Our own engine sends the weights of a
+// token's choices alone.
+double weights_beside(const program::Op& op, const program::RowsAttr& rows, const GroupLinks& group) {
+    const bool backward = op.phase == program::Phase::dgrad || op.phase == program::Phase::wgrad;
+    const bool apart = rows.cols == 1; // gradients of the weights, which the same kernel sends
+    if (op.kind != program::OpKind::all_to_all_rows || apart || rows.combine != backward) return 0.0;
+    const double experts = static_cast<double>(rows.experts) * group.placement.per_domain / group.placement.size;
+    return 4.0 * experts / static_cast<double>(program::bytes_of(program::Dtype::bf16, rows.cols));
+}
+
+} // namespace
+
 double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const {
     const char* name = plan::to_string(plan_.dispatcher);
     const auto found = stack_.costs.dispatcher.find(name);
@@ -178,7 +194,8 @@ double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAtt
         if (kind.moe && kind.moe->experts == rows.experts) moe = &*kind.moe;
     if (moe == nullptr) fail("op {}: no layer kind has {} experts", program::to_string(op.kind), rows.experts);
     const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
-    return token_exchange_seconds(group, found->second, copy, *moe);
+    const double beside = plan_.dispatcher == plan::Dispatcher::hybridep ? weights_beside(op, rows, group) : 0.0;
+    return token_exchange_seconds(group, found->second, copy * (1.0 + beside), *moe);
 }
 
 double CostModel::communication_seconds(const program::Op& op, GroupLinks group) const {
