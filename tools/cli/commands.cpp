@@ -2,10 +2,10 @@
 #include "tools/cli/commands.hpp"
 
 #include "planner/base/error.hpp"
+#include "tools/cli/command_parts.hpp"
 #include "tools/cli/description.hpp"
 #include "tools/cli/help.hpp"
 #include "tools/cli/texts.hpp"
-#include "tools/verbs/verbs.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -15,17 +15,6 @@
 
 namespace moe::tools {
 
-namespace {
-
-// An option or a positional argument whose value is of the kind `type`: help shows it, and completion offers what it
-// stands for (description.hpp).
-template <class T>
-CLI::Option* add(CLI::App* verb, const std::string& name, T& value, const std::string& type, const std::string& about) {
-    return verb->add_option(name, value, about)->type_name(type);
-}
-
-// One verb: its name, its line in the overview and an example, the options that every verb has, and what runs when it
-// is chosen.
 CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, const std::string& about,
                    const std::string& example, std::function<void()> run) {
     CLI::App* verb = app.add_subcommand(name, about)->group("Verbs");
@@ -39,6 +28,8 @@ CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, con
     });
     return verb;
 }
+
+namespace {
 
 // "auto", a number, or several as "256,512".
 void read_gpus(SearchOptions& o, const std::string& text) {
@@ -167,119 +158,6 @@ void add_explain(CLI::App& app, ExplainOptions& o) {
     add_spare_experts(verb, o.request.spare_experts);
 }
 
-void add_execute(CLI::App& app, ExecuteOptions& o) {
-    CLI::App* verb = add_verb(
-        app, o, "execute", "train with exactly that plan; under mpirun, srun or torchrun every process is one rank",
-        "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
-    add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
-    add(verb, "--data", o.data, "[W] PREFIX",
-        "[W] PREFIX of a Megatron .bin/.idx pair, drawn from by weight W; may be repeated")
-        ->required()
-        ->allow_extra_args(false)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    add(verb, "--steps", o.steps, "N", "training steps")->capture_default_str();
-    add(verb, "--backend", o.backend, "cpu|cuda", "cpu, or cuda: a GPU for every rank")->capture_default_str();
-    add(verb, "--init-from", o.init_from, "DIR",
-        "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
-        "the plan's vocabulary may be larger");
-    add(verb, "--run-dir", o.run_dir, "DIR",
-        "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
-    add(verb, "--metrics", o.metrics, "DIR",
-        "folder of the history: metrics.jsonl, a line per step, and events for TensorBoard; kept through --resume");
-    add(verb, "--valid-data", o.valid_data, "PREFIX",
-        "tokens of PREFIX.bin and PREFIX.idx that are not trained on: their loss behind the last step");
-    add(verb, "--eval-interval", o.eval_interval, "N", "with --valid-data: also every N steps");
-    add(verb, "--eval-batches", o.eval_batches, "N",
-        "with --valid-data: global batches that are evaluated (default: all of it)");
-    add(verb, "--trace", o.trace, "FILE",
-        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
-    add(verb, "--checkpoint", o.checkpoint, "DIR",
-        "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
-    add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
-    add(verb, "--keep-checkpoints", o.keep_checkpoints, "N",
-        "remove all checkpoints but the newest N (default: all stay)");
-    add(verb, "--log-interval", o.log_interval, "N", "a line of the log for every N-th step")->capture_default_str();
-    verb->add_flag("--resume", o.resume,
-                   "go on from the newest whole checkpoint, of this or any other plan for the same model");
-    add(verb, "--allow-change", o.allow_change, "FIELD",
-        "with --resume: a field that may differ from the checkpoint's, such as rope_theta, data, shuffle or seed; may "
-        "be repeated")
-        ->allow_extra_args(false)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    add(verb, "--shuffle", o.shuffle, "on|off", "on or off: order of the samples")->capture_default_str();
-    add(verb, "--lr", o.lr, "X", "peak learning rate")->capture_default_str();
-    add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine|linear|wsd|inverse-sqrt",
-        "constant, cosine, linear, wsd (falls at the end alone) or inverse-sqrt")
-        ->capture_default_str();
-    add(verb, "--min-lr", o.min_lr, "X", "lowest learning rate behind the warm-up (default: a tenth of --lr)")
-        ->check(CLI::NonNegativeNumber);
-    add(verb, "--lr-decay-steps", o.lr_decay_steps, "N",
-        "with wsd: last steps over which the rate falls (default: a tenth of --steps)");
-    add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
-    add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
-    add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
-    add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
-    add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
-    add(verb, "--aux-loss", o.aux_loss, "X",
-        "coefficient of the balancing loss or none, in place of the plan's aux_loss (a plan without balance gets the "
-        "model's own)");
-    add(verb, "--bias-update", o.bias_update, "X",
-        "step of the selection bias or none, in place of the plan's bias_update (likewise)");
-    add(verb, "--balance", o.balance, "natural|forced",
-        "natural, or forced: experts evenly loaded whatever the router says");
-    add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
-    add(verb, "--listen", o.listen, "ADDRESS",
-        "address at which the process of rank 0 waits for the others (default: that of MASTER_ADDR)");
-    verb->add_flag("--skip-bad-steps", o.skip_bad_steps,
-                   "a step whose gradients have no finite norm changes no weight, and the run goes on");
-    add(verb, "--spike-norm", o.spike_norm, "X",
-        "with --skip-bad-steps: a step is bad, too, whose norm is above X times the median of the last 32 steps (0: "
-        "none)")
-        ->capture_default_str();
-    add(verb, "--back-after", o.back_after, "N",
-        "with --skip-bad-steps: behind N bad steps in a row go back to the last checkpoint and on with other data (0: "
-        "never)")
-        ->capture_default_str();
-    add(verb, "--hang-timeout", o.hang_timeout, "SECONDS",
-        "seconds in one op after which a rank hangs and the run ends (0: never)")
-        ->capture_default_str();
-}
-
-void add_weights(CLI::App* verb, WeightsOptions& o) {
-    add(verb, "--model", o.model, "DIR", "Hugging Face folder: config.json and safetensors");
-    add(verb, "--checkpoint", o.checkpoint, "DIR", "or a folder of execute --checkpoint, of which the newest is taken");
-    add(verb, "--backend", o.backend, "cpu|cuda", "cpu or cuda")->capture_default_str();
-    add(verb, "--precision", o.precision, "fp32|bf16", "fp32 or bf16 (default: fp32 on the CPU, bf16 on GPUs)");
-}
-
-void add_evaluate(CLI::App& app, EvaluateOptions& o) {
-    CLI::App* verb = add_verb(app, o, "evaluate", "loss and perplexity of a model over a text",
-                              "moe-plan evaluate --model exported --data runs/text", [&o] { evaluate_verb(o); });
-    add_weights(verb, o);
-    add(verb, "--data", o.data, "PREFIX", "tokens of PREFIX.bin and PREFIX.idx, each predicted once")->required();
-    add(verb, "--plan", o.plan, "PLAN", "run it by this plan for the same model (default: one rank)");
-    add(verb, "--seq", o.seq, "N", "tokens per sequence (default: as the model takes, up to 1024)");
-    add(verb, "--batch", o.batch, "N", "sequences at once")->capture_default_str();
-    add(verb, "--batches", o.batches, "N", "batches of the data that are evaluated (default: all of it)");
-}
-
-void add_generate(CLI::App& app, GenerateOptions& o) {
-    CLI::App* verb =
-        add_verb(app, o, "generate", "text by a model, to see what it has learned",
-                 "moe-plan generate --model exported --prompt 'This program is'", [&o] { generate_verb(o); });
-    add_weights(verb, o);
-    add(verb, "--prompt", o.prompt, "TEXT", "text that is gone on with")->required();
-    add(verb, "--tokenizer", o.tokenizer, "FILE",
-        "tokenizer.json (default: the model folder's, or bytes where the vocabulary is 256)");
-    add(verb, "--tokens", o.tokens, "N", "most tokens; the model's end of text ends it before")->capture_default_str();
-    add(verb, "--temperature", o.temperature, "T", "divides the logits; 0 takes the likeliest token")
-        ->capture_default_str();
-    add(verb, "--top-k", o.top_k, "K", "draw from the K likeliest tokens (0: all)")->capture_default_str();
-    add(verb, "--top-p", o.top_p, "P", "draw from the fewest tokens whose probabilities come to P")
-        ->capture_default_str();
-    add(verb, "--seed", o.seed, "N", "seed of the draws")->capture_default_str();
-}
-
 void add_compare(CLI::App& app, CompareOptions& o) {
     CLI::App* verb = add_verb(app, o, "compare", "line up predicted and measured, op by op",
                               "moe-plan compare runs/first", [&o] { compare_verb(o); });
@@ -298,25 +176,6 @@ void add_compare(CLI::App& app, CompareOptions& o) {
     add_neighbours(verb, o.no_neighbours);
 }
 
-void add_calibrate(CLI::App& app, CalibrateOptions& o) {
-    CLI::App* verb = add_verb(app, o, "calibrate", "measure this machine, or fit a stack to runs of one's own",
-                              "moe-plan calibrate --backend cpu --out here.json", [&o] { calibrate_verb(o); });
-    add(verb, "--backend", o.backend, "cpu|cuda", "cpu: this machine's cores, or cuda: its GPUs")
-        ->capture_default_str();
-    add(verb, "--gpus", o.gpus, "N", "cuda: communication is measured among 2, 4, .. of so many (0: all there are)")
-        ->capture_default_str();
-    add(verb, "--from", o.from, "HARDWARE",
-        "cuda: a profile measured on one GPU of this kind; only communication is measured. With --runs: "
-        "the profile to add to (default: that of the first run's plan)");
-    add(verb, "--runs", o.runs, "DIR",
-        "RUN_DIR.. of execute: what their ops took joins the profile, and nothing is measured now");
-    add(verb, "--anchor", o.anchors, "FILE",
-        "RUNS.csv or PLAN.json:LOG of the engine's own log, one to ten runs: with --stack, writes a stack whose "
-        "coefficients have seen them, and nothing is measured now");
-    add(verb, "--stack", o.stack, "STACK", "with --anchor: the published stack that they were run with");
-    add(verb, "--out", o.out, "FILE", "the hardware profile; with --anchor the stack")->required();
-}
-
 void add_validate(CLI::App& app, ValidateOptions& o) {
     CLI::App* verb = add_verb(app, o, "validate", "predict published runs, each with the very plan of its row",
                               "moe-plan validate runs.csv --json", [&o] { validate_verb(o); });
@@ -326,39 +185,6 @@ void add_validate(CLI::App& app, ValidateOptions& o) {
     verb->add_flag("--improve", o.improve,
                    "search the same GPUs for a plan that is predicted faster than each published one (seconds a row)");
     add_neighbours(verb, o.no_neighbours);
-}
-
-void add_tokenize(CLI::App& app, TokenizeOptions& o) {
-    CLI::App* verb =
-        add_verb(app, o, "tokenize", "text files to a Megatron .bin/.idx pair",
-                 "moe-plan tokenize /usr/share/common-licenses/GPL-3 --out text", [&o] { tokenize_verb(o); });
-    add(verb, "TEXT", o.texts, "FILE", "text files, one document each")->required();
-    add(verb, "--out", o.out, "PREFIX", "prefix of the pair")->required();
-    add(verb, "--vocab", o.vocab, "bytes|FILE",
-        "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json")
-        ->capture_default_str();
-    verb->add_flag(
-        "--append-eod", o.append_eod,
-        "end every document with the end-of-document token: the eos_token of the tokenizer_config.json beside "
-        "--vocab FILE, or the one that its added tokens have");
-    verb->add_flag(
-        "--chat", o.chat,
-        "texts are JSON lines of {\"messages\": [{\"role\", \"content\"}, ..]}: written by the chat template "
-        "beside --vocab FILE, with a loss mask over the answers (PREFIX.loss.bin and .idx)");
-}
-
-void add_export(CLI::App& app, ExportVerbOptions& o) {
-    CLI::App* verb =
-        add_verb(app, o, "export", "checkpoint to a Hugging Face folder",
-                 "moe-plan export --checkpoint runs/first/checkpoints --out exported", [&o] { export_verb(o); });
-    add(verb, "--checkpoint", o.checkpoint, "DIR",
-        "folder of execute --checkpoint; its newest whole checkpoint is taken")
-        ->required();
-    add(verb, "--out", o.out, "DIR", "folder for safetensors and config.json")->required();
-    add(verb, "--dtype", o.dtype, "fp32|bf16", "fp32: master weights bit for bit, or bf16")->capture_default_str();
-    add(verb, "--tokenizer", o.tokenizer, "DIR",
-        "folder of a tokenizer, such as the model's that was fine-tuned: its files and generation_config.json are "
-        "copied");
 }
 
 void add_launch(CLI::App& app, LaunchOptions& o) {

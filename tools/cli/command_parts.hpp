@@ -1,0 +1,33 @@
+// Pieces of which the verbs of the command line are made; for the files of this folder that define verbs.
+#pragma once
+
+#include "tools/verbs/verbs.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <string>
+
+namespace moe::tools {
+
+// An option or a positional argument whose value is of the kind `type`: help shows it, and completion offers what it
+// stands for (description.hpp).
+template <class T>
+CLI::Option* add(CLI::App* verb, const std::string& name, T& value, const std::string& type, const std::string& about) {
+    return verb->add_option(name, value, about)->type_name(type);
+}
+
+// One verb: its name, its line in the overview and an example, the options that every verb has, and what runs when it
+// is chosen.
+CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, const std::string& about,
+                   const std::string& example, std::function<void()> run);
+
+// Verbs that train, or read and write what training needs (training_commands.cpp).
+void add_execute(CLI::App& app, ExecuteOptions& o);
+void add_evaluate(CLI::App& app, EvaluateOptions& o);
+void add_generate(CLI::App& app, GenerateOptions& o);
+void add_calibrate(CLI::App& app, CalibrateOptions& o);
+void add_tokenize(CLI::App& app, TokenizeOptions& o);
+void add_export(CLI::App& app, ExportVerbOptions& o);
+
+} // namespace moe::tools
