@@ -120,3 +120,49 @@ TEST_CASE("biases of experts: the first in its product, the last in framework ca
     priced.stack.costs.weighted_bias_bytes = -1.0; // a stack that says nothing: the bytes of the op
     CHECK(priced(add, program).device < added);
 }
+
+// DeepEP, branch hybrid-ep: csrc/hybrid_ep/backend/hybrid_ep_backend.cuh (intra_node_prob_buffer), which Megatron-LM's
+// fused_a2a.py calls: FP32 routing weights for all experts of the NVLink domain go with a token to its experts, and
+// their gradients come back with its gradient. Qwen3-30B-A3B: 128 experts, 8 of them for each token, 2,048 wide.
+TEST_CASE("HybridEP sends a routing weight for every expert of the domain beside a token, other dispatchers none") {
+    using moe::program::Phase;
+    constexpr double tokens = 4096.0, width = 2048.0;
+    const moe::plan::Group group{moe::plan::Domain::expert, moe::plan::axis::expert};
+    const auto check = [&](const std::string& hardware, int ranks, double experts_of_domain) {
+        CAPTURE(hardware);
+        Priced priced("bridge-26.08", moe::machine::load_hardware(hardware), ranks);
+        priced.plan.ep = ranks, priced.plan.edp = 1;
+        const moe::model::Moe& moe = *priced.plan.model->kinds.back().moe;
+        REQUIRE(moe.experts == 128);
+        const auto exchange = [&](moe::plan::Dispatcher dispatcher, double bytes_of_token) {
+            const moe::stack::LinkShares& shares = priced.stack.costs.dispatcher.at(moe::plan::to_string(dispatcher));
+            const moe::cost::GroupLinks links =
+                moe::cost::CostModel(priced.plan, priced.stack, priced.machine).links(group);
+            return moe::cost::token_exchange_seconds(links, shares, tokens * bytes_of_token, moe) +
+                   priced.stack.costs.kernel_seconds;
+        };
+        const auto seconds = [&](moe::plan::Dispatcher dispatcher, Phase phase, bool combine, std::int64_t cols) {
+            priced.plan.dispatcher = dispatcher;
+            moe::program::Op op;
+            op.kind = OpKind::all_to_all_rows;
+            op.phase = phase;
+            op.stream = moe::program::Stream::expert;
+            op.group = group;
+            op.attr = moe::program::RowsAttr{cols, 0, moe.experts, ranks, 1, combine};
+            op.bytes = tokens * moe.top_k * 2.0 * static_cast<double>(cols);
+            return priced(op, {}).device;
+        };
+        constexpr auto hybridep = moe::plan::Dispatcher::hybridep, deepep = moe::plan::Dispatcher::deepep;
+        const double token = 2.0 * width, beside = 4.0 * experts_of_domain;
+        CHECK(seconds(hybridep, Phase::forward, false, 2048) == nearly(exchange(hybridep, token + beside)));
+        CHECK(seconds(hybridep, Phase::forward, true, 2048) == nearly(exchange(hybridep, token)));
+        CHECK(seconds(hybridep, Phase::dgrad, true, 2048) == nearly(exchange(hybridep, token + beside)));
+        CHECK(seconds(hybridep, Phase::dgrad, false, 2048) == nearly(exchange(hybridep, token)));
+        CHECK(seconds(hybridep, Phase::dgrad, true, 1) == nearly(exchange(hybridep, 2.0))); // the weights' own
+        for (const bool combine : {false, true})
+            for (const Phase phase : {Phase::forward, Phase::dgrad})
+                CHECK(seconds(deepep, phase, combine, 2048) == nearly(exchange(deepep, token)));
+    };
+    check("gb200-nvl72", 16, 128.0); // all experts within one domain
+    check("h100", 16, 64.0);         // 8 of 16 ranks in each node
+}
