@@ -32,8 +32,9 @@ struct Heard : Listener {
 };
 
 std::vector<std::string> small_search(const std::string& form) {
-    return {"search", "--model", "Qwen3-30B-A3B", "--hardware", "h100",  "--gpus", "16",    "--gbs", "64",
-            "--seq",  "4096",    "--precision",   "bf16",       "--fix", "mbs=1",  "--fix", "tp=2",  form};
+    return {"search", "--model", "Qwen3-30B-A3B", "--hardware",  "h100", "--gpus", "16",    "--gbs",
+            "64",     "--seq",   "4096",          "--precision", "bf16", "--fix",  "mbs=1", "--fix",
+            "tp=2",   "--fix",   "pp=1",          "--fix",       "ep=8", form};
 }
 
 } // namespace
