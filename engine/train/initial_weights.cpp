@@ -2,16 +2,26 @@
 #include "engine/train/initial_weights.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace moe::train {
 
 bool has_token_rows(const std::string& parameter) {
     return parameter == "model.embed_tokens.weight" || parameter == "lm_head.weight";
+}
+
+void check_finite(const std::string& path, const std::string& tensor, std::int64_t first,
+                  std::span<const float> values) {
+    const auto wrong = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+    if (wrong != values.end())
+        refuse("{}: {} holds {} at element {} of the parameter: the file is damaged, or of a run that diverged", path,
+               shown(tensor), *wrong, first + (wrong - values.begin()));
 }
 
 ReadPart with_more_rows(const ReadPart& read, std::int64_t stored, std::int64_t cols) {

@@ -31,6 +31,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--init-from", o.init_from, "DIR",
         "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
         "the plan's vocabulary may be larger");
+    verb->add_flag("--upcycle", o.upcycle,
+                   "with --init-from: DIR holds a dense model, of whose MLPs the experts are made")
+        ->needs("--init-from");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",
