@@ -30,27 +30,6 @@ struct Source {
     std::int64_t offset = 0, row_stride = 0, col_stride = 1;
 };
 
-// "model.layers.2.mlp.experts.5.up_proj.weight" taken apart.
-struct ExpertName {
-    std::string prefix; // "model.layers.2.mlp.experts."
-    std::int64_t expert = 0;
-    std::string leaf; // "up_proj.weight"
-};
-
-std::optional<ExpertName> expert_name(const std::string& name) {
-    const std::string marker = ".experts.";
-    const std::size_t at = name.find(marker);
-    if (at == std::string::npos) return std::nullopt;
-    const std::size_t number = at + marker.size(), end = name.find('.', number);
-    if (end == std::string::npos || end == number || end - number > 9) return std::nullopt;
-    std::int64_t expert = 0;
-    for (std::size_t i = number; i < end; ++i) {
-        if (name[i] < '0' || name[i] > '9') return std::nullopt;
-        expert = 10 * expert + (name[i] - '0');
-    }
-    return ExpertName{name.substr(0, number), expert, name.substr(end + 1)};
-}
-
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
     const std::size_t at = text.find(from);
     return at == std::string::npos ? text : text.replace(at, from.size(), to);

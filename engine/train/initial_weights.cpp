@@ -12,6 +12,20 @@
 
 namespace moe::train {
 
+std::optional<ExpertName> expert_name(const std::string& name) {
+    const std::string marker = ".experts.";
+    const std::size_t at = name.find(marker);
+    if (at == std::string::npos) return std::nullopt;
+    const std::size_t number = at + marker.size(), end = name.find('.', number);
+    if (end == std::string::npos || end == number || end - number > 9) return std::nullopt;
+    std::int64_t expert = 0;
+    for (std::size_t i = number; i < end; ++i) {
+        if (name[i] < '0' || name[i] > '9') return std::nullopt;
+        expert = 10 * expert + (name[i] - '0');
+    }
+    return ExpertName{name.substr(0, number), expert, name.substr(end + 1)};
+}
+
 bool has_token_rows(const std::string& parameter) {
     return parameter == "model.embed_tokens.weight" || parameter == "lm_head.weight";
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -12,6 +13,15 @@ namespace moe::train {
 
 // Delivers the elements [first, first + out.size()) of a parameter.
 using ReadPart = std::function<void(std::int64_t first, std::span<float> out)>;
+
+// "model.layers.2.mlp.experts.5.up_proj.weight" taken apart.
+struct ExpertName {
+    std::string prefix; // "model.layers.2.mlp.experts."
+    std::int64_t expert = 0;
+    std::string leaf; // "up_proj.weight"
+};
+// None for parameters that belong to no routed expert.
+std::optional<ExpertName> expert_name(const std::string& parameter);
 
 // True for the parameters that have a row for each token: embedding and head.
 bool has_token_rows(const std::string& parameter);

@@ -21,26 +21,22 @@ struct Cut {
     float scale = 1.0f; // of output matrices
 };
 
-// "model.layers.2.mlp.experts.5.up_proj.weight" taken apart, with the dense model's name of the whole matrix.
-struct ExpertPart {
-    std::int64_t expert = 0;
-    std::string dense; // "model.layers.2.mlp.up_proj.weight"
+// The dense model's matrix that an expert's is cut from.
+struct Whole {
+    std::string name; // "model.layers.2.mlp.up_proj.weight"
     bool down = false;
 };
 
-std::optional<ExpertPart> expert_part(const std::string& name) {
-    static const std::string marker = ".experts.";
-    const std::size_t at = name.find(marker), end = at == std::string::npos ? at : name.find('.', at + marker.size());
-    if (end == std::string::npos) return std::nullopt;
+std::optional<Whole> whole_of(const ExpertName& part) {
     static const std::map<std::string, std::string> leaves{
         {"gate_proj.weight", "gate_proj.weight"}, {"w1.weight", "gate_proj.weight"},
         {"up_proj.weight", "up_proj.weight"},     {"w3.weight", "up_proj.weight"},
         {"down_proj.weight", "down_proj.weight"}, {"w2.weight", "down_proj.weight"}};
-    const auto leaf = leaves.find(name.substr(end + 1));
+    const auto leaf = leaves.find(part.leaf);
     if (leaf == leaves.end()) return std::nullopt;
-    const std::string layer = name.substr(0, name.rfind('.', at - 1));
-    return ExpertPart{std::stoll(name.substr(at + marker.size(), end - at - marker.size())),
-                      layer + ".mlp." + leaf->second, leaf->second.starts_with("down")};
+    // "model.layers.2.mlp.experts." or "model.layers.2.block_sparse_moe.experts."
+    const std::string layer = part.prefix.substr(0, part.prefix.rfind('.', part.prefix.rfind(".experts.") - 1));
+    return Whole{layer + ".mlp." + leaf->second, leaf->second.starts_with("down")};
 }
 
 bool gates_experts(const std::string& name, const std::map<std::string, Trainer::Shape>& parameters) {
@@ -150,10 +146,11 @@ LoadReport upcycle_weights(Trainer& trainer, const std::string& folder) {
             });
             continue;
         }
-        const std::optional<ExpertPart> part = expert_part(name);
-        const std::string& stored = part ? part->dense : name;
+        const std::optional<ExpertName> part = expert_name(name);
+        const std::optional<Whole> whole = part ? whole_of(*part) : std::nullopt;
+        const std::string& stored = whole ? whole->name : name;
         std::erase(left, stored);
-        if (!part) {
+        if (!whole) {
             const std::vector<std::int64_t> all =
                 shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
             const weights::StoredTensor& tensor = tensor_of(weights, stored, all);
@@ -166,7 +163,7 @@ LoadReport upcycle_weights(Trainer& trainer, const std::string& folder) {
             continue;
         }
         const std::int64_t shard = part->expert % cut.shards;
-        if (part->down) {
+        if (whole->down) {
             const std::int64_t width = cut.shards * shape.cols;
             readers.emplace_back(name, columns_of(tensor_of(weights, stored, {shape.rows, width}), stored,
                                                   shard * shape.cols, shape.cols, width, cut.scale));
