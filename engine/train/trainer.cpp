@@ -77,8 +77,8 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     // will be used.
     run_ranks([&](Rank& rank, int place) { build_rank(rank, place, memory); });
     if (backend_->collectives != nullptr && plan_.gpus > 1) join_devices(memory);
-    run_ranks([&](Rank& rank, int) { start_rank(rank); });
     index_parameters();
+    run_ranks([&](Rank& rank, int) { start_rank(rank); });
     // Stamps between ops cost a GPU time; on the CPU the clock is read anyway. One of three steps is not disturbed.
     constexpr std::int64_t recorded = 3;
     if (ranks_.front().device->queue() != nullptr)
@@ -154,6 +154,7 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
 
 void Trainer::start_rank(Rank& r) {
     r.executor = std::make_unique<run::Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
+    if (!options_.rules.empty()) r.executor->set_parts(parts_of_buckets(r));
     r.executor->prepare();
     if (!reruns_.empty()) build_beside(r, reruns_[static_cast<std::size_t>(r.stage)], r.rerun);
     if (!forwards_.empty()) build_beside(r, forwards_[static_cast<std::size_t>(r.stage)], r.forward);
@@ -167,8 +168,18 @@ void Trainer::build_beside(Rank& r, const program::Program& second, Beside& besi
     beside.arena = std::make_unique<device::Arena>(second, memory, mesh_, r.rank, *r.arena);
     beside.executor =
         std::make_unique<run::Executor>(second, *beside.arena, mesh_, r.rank, *backend_, *r.communicator, false);
+    if (!options_.rules.empty()) beside.executor->set_parts(parts_of_buckets(r));
     beside.executor->prepare();
     beside.recorder = std::make_unique<run::Recorder>(second, r.rank, 1);
+}
+
+// Programs that run in place of a step have the same buckets.
+std::vector<std::vector<ops::ShardPart>> Trainer::parts_of_buckets(const Rank& rank) const {
+    std::vector<std::vector<ops::ShardPart>> parts;
+    for (const program::Bucket& bucket : program_of(rank).buckets)
+        parts.push_back(parts_of(options_.rules, rank.parameters, static_cast<int>(parts.size()),
+                                 bucket.elements / bucket.group_size));
+    return parts;
 }
 
 void Trainer::index_parameters() {
@@ -192,6 +203,9 @@ void Trainer::index_parameters() {
     for (const auto& [name, shape] : shapes_)
         if (held[name] != shape.rows * shape.cols)
             fail("the ranks hold {} elements of {}, which has {} x {}", held[name], name, shape.rows, shape.cols);
+    std::vector<std::string> names;
+    for (const auto& shape : shapes_) names.push_back(shape.first);
+    check_rules(options_.rules, names);
 }
 
 // Reads the samples [first, end) into the batch; what is left of it has no tokens.

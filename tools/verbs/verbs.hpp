@@ -85,7 +85,8 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
-    bool skip_bad_steps = false; // those whose norm is not finite
+    std::vector<std::string> freeze, lr_groups; // patterns; PATTERN=FACTOR[,decay=W]
+    bool skip_bad_steps = false;                // those whose norm is not finite
     double spike_norm = 0.0;     // and those with so many times the median of the norms before, 0 = none of them
     std::int64_t back_after = 0; // bad steps in a row behind which the run goes back to its checkpoint, 0 = never
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
