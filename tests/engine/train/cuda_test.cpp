@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/backends/backends.hpp"
+#include "engine/backends/cuda_module.hpp"
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
@@ -312,6 +313,7 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
 }
 
 int main(int argc, char** argv) {
+    backends::open_cuda_module(backends::cuda_module_places()); // a module that is not there is no reason to skip
     try {
         backends::backend_named("cuda");
     } catch (const Error& error) {
