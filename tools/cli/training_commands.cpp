@@ -44,7 +44,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eval-batches", o.eval_batches, "N",
         "with --valid-data: global batches that are evaluated (default: all of it)");
     add(verb, "--trace", o.trace, "FILE",
-        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
+        "write the measured timeline as Chrome trace JSON, NAME.json.gz or NAME.pftrace (see replay)");
+    add(verb, "--report", o.report, "FILE",
+        "write a self-contained HTML page of the run, or its data where FILE ends in .json");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
