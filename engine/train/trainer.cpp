@@ -145,7 +145,7 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
-    if (plan_.masks_documents()) {
+    if (plan_.masks_documents() || program_of(r).io.chunk_starts != program::no_tensor) {
         r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
         std::iota(r.queries.begin(), r.queries.end(), 0);
         if (r.queries.size() == r.positions.size()) r.queries = r.positions;
@@ -341,7 +341,10 @@ void Trainer::fill_inputs(Rank& r) {
     const program::Program& program = program_of(r);
     for (std::size_t d = 0; d < program.io.label_shares.size(); ++d)
         r.device->write(r.arena->at(program.io.label_shares[d]), &label_shares_[d], sizeof label_shares_[d]);
-    for (int j = 0; plan_.masks_documents() && j < plan_.micro_batches(); ++j) write_documents(r, j);
+    for (int j = 0; j < plan_.micro_batches(); ++j) {
+        if (plan_.masks_documents()) write_documents(r, j);
+        if (program.io.chunk_starts != program::no_tensor) write_chunks(r, j);
+    }
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.embedding; });
     const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
@@ -382,6 +385,18 @@ void Trainer::write_documents(Rank& r, int micro_batch) {
     write_rows(r, io.document_starts, micro_batch, r.queries, start);
     write_rows(r, io.document_positions, micro_batch, r.positions,
                [&](std::int64_t sample, std::int32_t position) { return position - start(sample, position); });
+}
+
+// Chunks are counted from where a document begins, as positions are.
+void Trainer::write_chunks(Rank& r, int micro_batch) {
+    std::int64_t chunk = 0;
+    for (const model::LayerKind& kind : plan_.model->kinds) chunk = std::max(chunk, kind.attention.chunk);
+    write_rows(r, program_of(r).io.chunk_starts, micro_batch, r.queries,
+               [&](std::int64_t sample, std::int32_t position) {
+                   const std::int32_t start =
+                       starts_.empty() ? 0 : starts_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position)];
+                   return start + static_cast<std::int32_t>((position - start) / chunk * chunk);
+               });
 }
 
 bool Trainer::labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const {

@@ -32,6 +32,16 @@ TEST_CASE("cuda: FP32 training is the CPU's, op by op and as a graph") {
     check_model("deepseek3", {{"recompute", "mla_up_proj+mlp+moe_act"}, {"cuda_graph", "full"}}, 1e-4);
 }
 
+TEST_CASE("cuda: factors, gates, norms and rotations of other families are the CPU's, in a graph too") {
+    for (const char* model : {"granite", "olmoe", "afmoe", "laguna", "mimo", "hunyuan", "ernie", "nemotron", "gpt",
+                              "dbrx", "mistral4", "llama4"}) {
+        check_model(model, {}, 1e-4);
+        check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}, {"recompute", "full"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"mbs", "2"}}, 1e-4);
+        check_model(model, {{"precision", "bf16"}}, 2e-2, true);
+    }
+}
+
 TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the CPU's") {
     for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"}) {
         const Fields fields{{"load_balancing", kind}, {"aux_loss", "0.1"}, {"z_loss", "0.01"}, {"mbs", "2"}};
