@@ -277,6 +277,9 @@ def prepare():
 
 
 if __name__ == "__main__":
+    if why := chromium.trouble():
+        print(f"skipped: chromium does not run here: {why}")
+        sys.exit(77)
     prepare()
     with Served() as SERVER, chromium.Browser() as BROWSER:
         status = run([value for name, value in list(globals().items()) if name.startswith("test_")])

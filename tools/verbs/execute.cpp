@@ -100,14 +100,20 @@ void catch_signals() {
     ::sigaction(SIGINT, &action, nullptr);
 }
 
+template <class... Value>
+std::string words(const Value&... values) {
+    std::string text;
+    ((text += fmt::format("{}\n", values)), ...);
+    return text;
+}
+
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
-    const std::string said =
-        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
-                    fmt::join(o.data, " "), o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle,
-                    o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay,
-                    o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data,
-                    o.eval_interval, o.eval_batches, o.skip_bad_steps, o.spike_norm, o.back_after);
+    const std::string said = words(
+        fmt::join(o.data, " "), o.steps, o.init_from, o.upcycle, o.checkpoint, o.save_interval, o.resume, o.shuffle,
+        o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
+        o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches,
+        o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "));
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 

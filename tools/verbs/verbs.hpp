@@ -72,6 +72,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t eval_interval = 0;    // steps, 0 = only behind the last one
     std::int64_t eval_batches = 0;     // global batches of the validation data, 0 = all of it
     std::string init_from;             // folder of initial weights (Hugging Face or checkpoints), empty = random
+    bool upcycle = false;              // init_from holds a dense model, of which the experts are made
     std::string checkpoint;            // folder, empty = none
     std::int64_t save_interval = 0;    // steps, 0 = only at the end
     std::int64_t keep_checkpoints = 0; // newest ones that stay, 0 = all
@@ -85,7 +86,8 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
-    bool skip_bad_steps = false; // those whose norm is not finite
+    std::vector<std::string> freeze, lr_groups; // patterns; PATTERN=FACTOR[,decay=W]
+    bool skip_bad_steps = false;                // those whose norm is not finite
     double spike_norm = 0.0;     // and those with so many times the median of the norms before, 0 = none of them
     std::int64_t back_after = 0; // bad steps in a row behind which the run goes back to its checkpoint, 0 = never
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.

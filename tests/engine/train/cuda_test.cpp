@@ -32,6 +32,16 @@ TEST_CASE("cuda: FP32 training is the CPU's, op by op and as a graph") {
     check_model("deepseek3", {{"recompute", "mla_up_proj+mlp+moe_act"}, {"cuda_graph", "full"}}, 1e-4);
 }
 
+TEST_CASE("cuda: factors, gates, norms and rotations of other families are the CPU's, in a graph too") {
+    for (const char* model : {"granite", "olmoe", "afmoe", "laguna", "mimo", "hunyuan", "ernie", "nemotron", "gpt",
+                              "dbrx", "mistral4", "llama4"}) {
+        check_model(model, {}, 1e-4);
+        check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}, {"recompute", "full"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"mbs", "2"}}, 1e-4);
+        check_model(model, {{"precision", "bf16"}}, 2e-2, true);
+    }
+}
+
 TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the CPU's") {
     for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"}) {
         const Fields fields{{"load_balancing", kind}, {"aux_loss", "0.1"}, {"z_loss", "0.01"}, {"mbs", "2"}};
@@ -81,6 +91,43 @@ TEST_CASE("cuda: a bad step changes no weight, in a graph too, and the next one 
             CHECK_FALSE(next.skipped);
             CHECK(std::isfinite(next.loss));
             CHECK(weights() != before);
+        }
+}
+
+TEST_CASE("cuda: frozen weights keep every bit and groups move as on the CPU, in a graph too") {
+    for (const char* graph : {"none", "full"})
+        for (const Fields& fields : {Fields{{"bias_update", "0.01"}}, Fields{{"offload", "optimizer"}}}) {
+            Fields all{{"cuda_graph", graph}};
+            all.insert(all.end(), fields.begin(), fields.end());
+            const plan::Plan plan = small_plan("deepseek3", 1, all);
+            std::map<std::string, std::map<std::string, std::vector<float>>> before, after;
+            std::map<std::string, double> norms;
+            for (const char* backend : {"cpu", "cuda"}) {
+                train::TrainOptions options;
+                options.steps = 3;
+                options.backend = backend;
+                options.eps = 1e-3; // as in parity.cpp
+                options.rules.freeze = {"embed*", "*router*", "layers.1"};
+                options.rules.groups = {train::rate_group("*experts*=3,decay=0.5"), train::rate_group("norm=0.25")};
+                train::Trainer trainer(plan, options);
+                const train::SampleSource source = made_up_samples(plan);
+                const auto read = [&](std::map<std::string, std::vector<float>>& values) {
+                    for (const auto& parameter : trainer.parameters())
+                        values[parameter.first] = trainer.read_weight(parameter.first);
+                };
+                read(before[backend]);
+                norms[backend] = trainer.step(source).grad_norm;
+                trainer.step(source);
+                trainer.step(source);
+                read(after[backend]);
+                for (const auto& [name, values] : before[backend])
+                    if (options.rules.of(name).frozen) CHECK(after[backend].at(name) == values);
+            }
+            CHECK(norms["cuda"] == doctest::Approx(norms["cpu"]).epsilon(1e-4));
+            for (const auto& [name, values] : after["cpu"]) {
+                CAPTURE(name);
+                CHECK(relative_distance(after["cuda"].at(name), values) <= 1e-4);
+            }
         }
 }
 
