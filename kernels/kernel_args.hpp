@@ -274,6 +274,8 @@ struct AdamShape {
     std::int64_t elements = 0; // elements of this shard
     std::int64_t offset = 0;   // elements of the bucket before this shard
     std::int64_t decayed = 0;  // elements of the bucket, from its start, that take weight decay
+    float rate = 1.0f;         // multiplies the learning rate
+    float decay = -1.0f;       // in place of the weight decay, of all elements; below 0: hyper's
 };
 
 } // namespace moe

@@ -1,5 +1,5 @@
 # Sourced by check: the format of every file, and clang-tidy over those that changed. POSIX shell.
-# Both functions add to passed, failed and skipped.
+# Both functions add to passed, failed and skipped, and what failed to the list `bad`.
 
 # llvm_tool NAME: the program of release 14, empty where there is none. Other releases format and warn otherwise.
 llvm_tool() {
@@ -35,6 +35,8 @@ check_format() {
     else
         echo "Run: $tool -i FILE..." >&2
         failed=$((failed + 1))
+        bad="$bad  formatting
+"
     fi
 }
 
@@ -88,11 +90,13 @@ check_tidy() {
     for report in "$reports"/*.bad; do
         [ -f "$report" ] || continue
         printf '%s:\n' "$(cat "$report")"
+        bad="$bad  clang-tidy: $(cat "$report")
+"
         grep -v ' warnings generated' "${report%.bad}.log" || true
     done
-    good=$(find "$reports" -name '*.good' | wc -l) bad=$(find "$reports" -name '*.bad' | wc -l)
+    good=$(find "$reports" -name '*.good' | wc -l) found=$(find "$reports" -name '*.bad' | wc -l)
     left=$(find "$reports" -name '*.left' | wc -l)
-    echo "$good files without a finding, $bad with findings, $left left for want of time."
+    echo "$good files without a finding, $found with findings, $left left for want of time."
     if [ "$left" -gt 0 ]; then sed 's/^/  left: /' "$reports"/*.left; fi
-    passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + left))
+    passed=$((passed + good)) failed=$((failed + found)) skipped=$((skipped + left))
 }

@@ -2,7 +2,6 @@
 #include "engine/comm/queued.hpp"
 
 #include "engine/base/cores.hpp"
-#include "engine/comm/rows.hpp"
 #include "planner/base/error.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
@@ -27,8 +26,6 @@ static_assert(program::peer_blocks_in_pipeline + 2 * program::most_collective_bl
 
 char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
-
-Type storage(program::Dtype dtype) { return dtype == program::Dtype::bf16 ? Type::bf16 : Type::f32; }
 
 std::vector<int> peers(const plan::Mesh& mesh, int rank) {
     return mesh.members({plan::Domain::dense, plan::axis::pipeline}, rank);
@@ -267,70 +264,6 @@ void QueuedCommunicator::reduce_scatter(plan::Group group, const void* x, void* 
 void QueuedCommunicator::all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements,
                                     program::Dtype dtype, bool max) {
     library_.all_reduce(here(group_rank(group)), x, y, elements, dtype, max, queued_);
-}
-
-SlotShape QueuedCommunicator::slot_shape(const program::RowsAttr& attr, RowParts parts, std::int64_t rows,
-                                         std::int64_t capacity) {
-    SlotShape shape;
-    shape.parts = parts;
-    shape.cols = attr.cols;
-    shape.slot_rows = rows;
-    shape.capacity = capacity;
-    shape.experts = attr.experts;
-    shape.ep = attr.ep;
-    shape.etp = attr.etp;
-    shape.rank = index({plan::Domain::expert, plan::axis::expert});
-    shape.member = index({plan::Domain::expert, plan::axis::tensor});
-    return shape;
-}
-
-// Slot m of x goes to member m, whose slot for me comes to slot m of y; `bytes` each.
-void QueuedCommunicator::exchange_slots(const GroupRank& group_rank, const char* x, char* y, std::int64_t bytes) {
-    const CollectiveLibrary::Member to = here(group_rank);
-    const int members = static_cast<int>(group_rank.ranks.size());
-    library_.begin_group();
-    for (int m = 0; m < members; ++m) {
-        library_.send(to, x + m * bytes, bytes, m, queued_);
-        library_.recv(to, y + m * bytes, bytes, m, queued_);
-    }
-    library_.end_group();
-}
-
-void QueuedCommunicator::all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
-                                         std::int64_t capacity_rows) {
-    const GroupRank& members = group_rank(group);
-    const std::int64_t rows = program::slot_rows(x_rows, capacity_rows),
-                       bytes = rows * program::bytes_of(dtype, attr.cols);
-    char* out = slots(2 * attr.ep * bytes);
-    char* in = out + attr.ep * bytes;
-    const RowParts there = attr.combine ? RowParts::arriving : RowParts::sent,
-                   here = attr.combine ? RowParts::sent : RowParts::arriving;
-    const Type type = storage(dtype);
-    kernels_.rows_to_slots(slot_shape(attr, there, rows, x_rows), {x, type}, all_counts, {out, type}, queued_);
-    exchange_slots(members, out, in, bytes);
-    kernels_.slots_to_rows(slot_shape(attr, here, rows, capacity_rows), {in, type}, all_counts, {y, type}, queued_);
-}
-
-void QueuedCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
-                                         std::int64_t capacity_rows) {
-    const std::int64_t bytes = x_rows * program::bytes_of(dtype, attr.cols);
-    char* in = slots(attr.etp * bytes);
-    library_.all_gather(here(group_rank(group)), x, in, bytes, queued_);
-    const Type type = storage(dtype);
-    kernels_.slots_to_rows(slot_shape(attr, RowParts::gathered, x_rows, capacity_rows), {in, type}, all_counts,
-                           {y, type}, queued_);
-}
-
-void QueuedCommunicator::reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                             const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
-                                             std::int64_t capacity_rows) {
-    char* out = slots(attr.etp * capacity_rows * program::bytes_of(dtype, attr.cols));
-    const Type type = storage(dtype);
-    kernels_.rows_to_slots(slot_shape(attr, RowParts::gathered, capacity_rows, x_rows), {x, type}, all_counts,
-                           {out, type}, queued_);
-    library_.reduce_scatter(here(group_rank(group)), out, y, capacity_rows * attr.cols, dtype, queued_);
 }
 
 // One member's tokens are two runs of rows as they lie on the side of heads, and columns of every row on the side of

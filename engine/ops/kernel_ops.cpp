@@ -289,13 +289,20 @@ void cross_entropy(const OpContext& c) {
 
 void zero(const OpContext& c) { c.kernels.zero(dst(c, 0), c.output(0).elements(), c.stream); }
 void sum_squares(const OpContext& c) {
-    c.kernels.sum_squares(src(c, 0), floats_out(c, 0), c.input(0).elements(), c.stream);
+    each_moving_part(c, c.input(0).elements(), [&](const ShardPart& part) {
+        c.kernels.sum_squares(src(c, 0) + part.first, floats_out(c, 0), part.count, c.stream);
+    });
 }
 
 void adamw(const OpContext& c) {
     const program::AdamAttr& a = std::get<program::AdamAttr>(c.op.attr);
-    c.kernels.adamw({a.elements, c.shard_offset, a.decayed}, floats(c, 0), floats(c, 1), floats(c, 2), floats(c, 6),
-                    floats_out(c, 0), dst(c, 1), dst(c, 2), dst(c, 3), c.stream);
+    each_moving_part(c, a.elements, [&](const ShardPart& part) {
+        const Dst weights = dst(c, 3);
+        c.kernels.adamw({part.count, c.shard_offset + part.first, a.decayed, part.rate, part.decay},
+                        floats(c, 0) + part.first, floats(c, 1), floats(c, 2), floats(c, 6),
+                        floats_out(c, 0) + part.first, dst(c, 1) + part.first, dst(c, 2) + part.first,
+                        weights.data == nullptr ? weights : weights + part.first, c.stream);
+    });
 }
 
 } // namespace

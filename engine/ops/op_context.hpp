@@ -2,11 +2,13 @@
 #pragma once
 
 #include "engine/comm/communicator.hpp"
+#include "engine/ops/shard_part.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/program/program.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace moe::ops {
 
@@ -31,6 +33,8 @@ struct OpContext {
     std::int64_t shard_offset = 0; // elements of the bucket before this rank's shard, for adamw
     int reserved_sms = 0;          // multiprocessors that a product leaves to what runs beside it
     bool merged = false;           // whether another slot's ops run beside it
+    // Parts of this rank's shard that the optimizer treats differently, for ops of the optimizer; none: all alike.
+    std::span<const ShardPart> parts = {};
 
     // Shape and dtype of an operand; only for operands that are present.
     const program::Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }

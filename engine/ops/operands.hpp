@@ -54,6 +54,14 @@ inline bool is_fp8(const OpContext& c, std::size_t i) {
     return c.has_input(i) && c.input(i).dtype == program::Dtype::fp8_block;
 }
 
+// The parts of an optimizer's shard that move, one after the other.
+template <class Visit>
+void each_moving_part(const OpContext& c, std::int64_t elements, Visit visit) {
+    if (c.parts.empty()) return visit(ShardPart{0, elements});
+    for (const ShardPart& part : c.parts)
+        if (!part.frozen) visit(part);
+}
+
 // Rows of [rows, cols] whatever leading shape the tensor was declared with.
 inline std::int64_t rows_of(const program::Tensor& tensor, std::int64_t cols) { return tensor.elements() / cols; }
 

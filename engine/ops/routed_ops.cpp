@@ -62,6 +62,9 @@ void add_counts(const OpContext& c) {
 }
 void expert_bias(const OpContext& c) {
     const program::ExpertBiasAttr& a = std::get<program::ExpertBiasAttr>(c.op.attr);
+    const std::int64_t first = a.offset - c.shard_offset; // in this rank's shard
+    for (const ShardPart& part : c.parts)
+        if (part.frozen && first < part.first + part.count && first + a.experts > part.first) return;
     c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
                           floats(c, 1), floats(c, 2), floats(c, 3), floats_out(c, 0), dst(c, 1), c.stream);
 }

@@ -217,9 +217,24 @@ void Executor::run(const program::OpWalk& at, void* stream, bool boxes) {
     }
     const ops::OpFunction function = backend_.function(op.kind);
     if (function == nullptr) fail("the {} back end has no such op", backend_.name);
-    function({op, program_, position_, communicator_, *backend_.kernels, stream, in_.data(), out_.data(),
-              op.kind == program::OpKind::adamw || op.kind == program::OpKind::expert_bias ? shard_offset(op) : 0,
-              std::max(reserved_sms_, at.reserved_sms()), at.merged()});
+    ops::OpContext context{op,
+                           program_,
+                           position_,
+                           communicator_,
+                           *backend_.kernels,
+                           stream,
+                           in_.data(),
+                           out_.data(),
+                           0,
+                           std::max(reserved_sms_, at.reserved_sms()),
+                           at.merged()};
+    const bool updates = op.kind == program::OpKind::adamw || op.kind == program::OpKind::expert_bias;
+    if (updates || (op.kind == program::OpKind::sum_squares && !parts_.empty())) {
+        const std::size_t bucket = bucket_of(op);
+        context.shard_offset = bucket_offset_[bucket];
+        if (!parts_.empty()) context.parts = parts_[bucket];
+    }
+    function(context);
 }
 
 Standing Executor::standing() const {
@@ -271,10 +286,13 @@ void Executor::count_tokens(const program::Op& op) {
     for (std::size_t e = 0; e < experts; ++e) routed_tokens_[layer][e] += counts[e];
 }
 
-std::int64_t Executor::shard_offset(const program::Op& op) const {
+// The bucket whose master an op updates, or whose gradients it squares.
+std::size_t Executor::bucket_of(const program::Op& op) const {
+    const bool squares = op.kind == program::OpKind::sum_squares;
     for (std::size_t i = 0; i < program_.buckets.size(); ++i)
-        if (program_.buckets[i].master == op.out[0]) return bucket_offset_[i];
-    fail("the optimizer updates a tensor that is no bucket's master");
+        if (squares ? program_.buckets[i].gradient_shard == op.in[0] : program_.buckets[i].master == op.out[0])
+            return i;
+    fail("the optimizer works on a tensor that is no bucket's");
 }
 
 void Executor::report(const program::Op& op, std::size_t slot, const std::exception& error) const {

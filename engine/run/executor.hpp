@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace moe::run {
@@ -27,6 +28,8 @@ public:
     Executor(const program::Program& program, const device::Arena& arena, const plan::Mesh& mesh, int rank,
              const ops::Backend& backend, comm::Communicator& communicator, bool replayed = true);
 
+    // The parts of this rank's shards that the optimizer treats differently, by bucket; before prepare().
+    void set_parts(std::vector<std::vector<ops::ShardPart>> parts) { parts_ = std::move(parts); }
     // Records the step on a device with a queue, or loads what it needs. To be called once, before any rank's first
     // step: ranks that are not alone must come to their communication with everything loaded.
     void prepare();
@@ -67,7 +70,7 @@ private:
     void call(const program::OpWalk& at, int stream = 0, bool boxes = false);
     void run(const program::OpWalk& at, void* stream, bool boxes);
     [[noreturn]] void report(const program::Op& op, std::size_t slot, const std::exception& error) const;
-    std::int64_t shard_offset(const program::Op& op) const;
+    std::size_t bucket_of(const program::Op& op) const;
     void count_tokens(const program::Op& op);
 
     const program::Program& program_;
@@ -76,8 +79,9 @@ private:
     comm::Communicator& communicator_;
     const plan::Mesh& mesh_;
     ops::RankPosition position_;
-    std::vector<std::int64_t> bucket_offset_; // elements of each bucket before this rank's shard
-    std::vector<void*> in_, out_;             // operands of the current op
+    std::vector<std::int64_t> bucket_offset_;        // elements of each bucket before this rank's shard
+    std::vector<std::vector<ops::ShardPart>> parts_; // by bucket, empty without any
+    std::vector<void*> in_, out_;                    // operands of the current op
     std::vector<std::vector<std::int64_t>> routed_tokens_;
     device::Queue* queue_ = nullptr;
     std::optional<device::StreamOrder> order_;         // order of the ops on streams, where there is a queue

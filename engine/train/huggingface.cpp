@@ -32,27 +32,6 @@ struct Source {
     float shift = 0.0f;
 };
 
-// "model.layers.2.mlp.experts.5.up_proj.weight" taken apart.
-struct ExpertName {
-    std::string prefix; // "model.layers.2.mlp.experts."
-    std::int64_t expert = 0;
-    std::string leaf; // "up_proj.weight"
-};
-
-std::optional<ExpertName> expert_name(const std::string& name) {
-    const std::string marker = ".experts.";
-    const std::size_t at = name.find(marker);
-    if (at == std::string::npos) return std::nullopt;
-    const std::size_t number = at + marker.size(), end = name.find('.', number);
-    if (end == std::string::npos || end == number || end - number > 9) return std::nullopt;
-    std::int64_t expert = 0;
-    for (std::size_t i = number; i < end; ++i) {
-        if (name[i] < '0' || name[i] > '9') return std::nullopt;
-        expert = 10 * expert + (name[i] - '0');
-    }
-    return ExpertName{name.substr(0, number), expert, name.substr(end + 1)};
-}
-
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
     const std::size_t at = text.find(from);
     return at == std::string::npos ? text : text.replace(at, from.size(), to);
@@ -196,15 +175,11 @@ void read_stored(const Found& found, std::int64_t first, std::span<float> out) {
     }
 }
 
-// A weight that is no number would make every loss one, steps later and without a name.
 void read_part(const Found& found, std::int64_t first, std::span<float> out) {
     read_stored(found, first, out);
     if (found.source.shift != 0.0f)
         for (float& value : out) value += found.source.shift;
-    const auto wrong = std::find_if(out.begin(), out.end(), [](float value) { return !std::isfinite(value); });
-    if (wrong != out.end())
-        refuse("{}: {} holds {} at element {} of the parameter: the file is damaged, or of a run that diverged",
-               found.tensor->file->path(), shown(found.source.name), *wrong, first + (wrong - out.begin()));
+    check_finite(found.tensor->file->path(), found.source.name, first, out);
 }
 
 Found locate(const weights::StoredWeights& weights, const model::Model& model, const std::string& parameter,
@@ -251,10 +226,7 @@ std::map<std::string, std::string> repeated(const model::Model& model) {
 
 } // namespace
 
-std::vector<std::string> differing_fields(const model::Model& plan, const model::Model& stored,
-                                          const std::string& place) {
-    if (stored.architecture != plan.architecture)
-        refuse("{}: architectures = {}, but the plan's model is {}", place, stored.architecture, plan.architecture);
+std::vector<std::string> differing_numbers(const model::Model& plan, const model::Model& stored) {
     std::vector<std::string> list;
     const auto compare = [&](const char* field, auto ours, auto theirs) {
         if (ours != theirs)
@@ -267,6 +239,14 @@ std::vector<std::string> differing_fields(const model::Model& plan, const model:
     compare("tie_word_embeddings", plan.tied_embeddings, stored.tied_embeddings);
     compare("num_hidden_layers", plan.layers.size(), stored.layers.size());
     compare("num_nextn_predict_layers", plan.mtp.size(), stored.mtp.size());
+    return list;
+}
+
+std::vector<std::string> differing_fields(const model::Model& plan, const model::Model& stored,
+                                          const std::string& place) {
+    if (stored.architecture != plan.architecture)
+        refuse("{}: architectures = {}, but the plan's model is {}", place, stored.architecture, plan.architecture);
+    std::vector<std::string> list = differing_numbers(plan, stored);
     for (std::size_t layer = 0; layer < std::min(plan.layers.size(), stored.layers.size()); ++layer) {
         const int index = static_cast<int>(layer);
         if (plan.kind_of(index) == stored.kind_of(index)) continue;

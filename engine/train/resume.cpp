@@ -138,6 +138,11 @@ std::vector<std::string> check_resume(const std::string& path, const weights::Ru
     for (const std::string& name : names)
         if (!same_field(was, is, name)) compare.differs(name, shown(was.value(name)), shown(is.value(name)));
     if (stored.seed != now.seed) compare.differs("seed", std::to_string(stored.seed), std::to_string(now.seed));
+    const auto texts = [](const std::vector<std::string>& list) {
+        return list.empty() ? std::string("none") : shown(fmt::format("{}", fmt::join(list, " ")));
+    };
+    if (stored.freeze != now.freeze) compare.differs("freeze", texts(stored.freeze), texts(now.freeze));
+    if (stored.lr_groups != now.lr_groups) compare.differs("lr_group", texts(stored.lr_groups), texts(now.lr_groups));
     const data::DataPosition &before = stored.data, &data = now.data;
     if (before.datasets.empty()) {
         if (stored.samples > 0)

@@ -13,7 +13,8 @@ namespace moe::train {
 struct ResumedRun {
     std::string config; // config.json of the plan's model
     std::uint64_t seed = 0;
-    data::DataPosition data; // at its first sample
+    data::DataPosition data;                              // at its first sample
+    std::vector<std::string> freeze = {}, lr_groups = {}; // as RunState's
 };
 
 // Compares the model's fields, the datasets, their blend, their order and the seed. Throws Error (bad_input) naming the

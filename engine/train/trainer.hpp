@@ -8,6 +8,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/train/bad_steps.hpp"
 #include "engine/train/checkpoint_writer.hpp"
+#include "engine/train/weight_rules.hpp"
 #include "engine/weights/parameters.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/plan/mesh.hpp"
@@ -46,6 +47,7 @@ struct TrainOptions {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double weight_decay = 0.1; // decoupled decay, of matrices only
     double clip = 1.0;         // largest norm of the global gradient, 0 = off
+    WeightRules rules;         // frozen weights, and groups with a learning rate of their own
     // Bad steps leave weights, moments and selection biases as they are, to the bit: those whose norm is not finite,
     // and with `spike` above 0 those whose norm is above spike times the median of the last steps taken (BadSteps).
     bool skip_bad = false;
@@ -162,6 +164,7 @@ public:
     void fill_weight(const std::string& name,
                      const std::function<void(std::int64_t first, std::span<float> out)>& read);
     const plan::Plan& plan() const { return plan_; }
+    const WeightRules& rules() const { return options_.rules; }
 
     // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
     void snapshot(weights::Snapshot& out) const;
@@ -239,6 +242,7 @@ private:
     double overflow() const; // overflowing rows of the step just done
     void run_again();
     void index_parameters();
+    std::vector<std::vector<ops::ShardPart>> parts_of_buckets(const Rank& rank) const;
     void run_ranks(const std::function<void(Rank&, int place)>& job);
     template <class Talk>
     auto among_processes(Talk talk) const;

@@ -73,8 +73,8 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 void Trainer::snapshot(weights::Snapshot& out) const {
-    out.state = {done_,      samples_, options_.seed, plan_.model->name, plan_.model->config_json,
-                 last_load_, {},       bad_.norms(),  bad_.skipped()};
+    out.state = {done_, samples_,     options_.seed,  plan_.model->name,     plan_.model->config_json,    last_load_,
+                 {},    bad_.norms(), bad_.skipped(), options_.rules.freeze, options_.rules.group_texts()};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {

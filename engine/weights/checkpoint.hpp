@@ -36,6 +36,7 @@ struct RunState {
     // Norms of the gradients of the last steps taken, the oldest first, and steps that were bad: train::BadSteps.
     std::vector<float> norms;
     std::int64_t skipped = 0;
+    std::vector<std::string> freeze = {}, lr_groups = {}; // the run's rules for weights, as train::WeightRules writes them
 };
 
 // A set of `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.

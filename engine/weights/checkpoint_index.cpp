@@ -133,6 +133,8 @@ RunState read_state(const JsonObject& index) {
         for (const double norm : bad.numbers("norms", 0.0, 1e30)) state.norms.push_back(static_cast<float>(norm));
         if (state.norms.size() > most_norms) bad.refuse_value("norms", "holds too many");
     }
+    if (index.states("freeze")) state.freeze = index.strings("freeze");
+    if (index.states("lr_groups")) state.lr_groups = index.strings("lr_groups");
     return state;
 }
 
@@ -226,6 +228,8 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
     for (const auto& [layer, load] : state.router_loads) index["router_loads"][std::to_string(layer)] = load;
     if (!state.norms.empty() || state.skipped > 0)
         index["bad_steps"] = {{"skipped", state.skipped}, {"norms", state.norms}};
+    if (!state.freeze.empty()) index["freeze"] = state.freeze;
+    if (!state.lr_groups.empty()) index["lr_groups"] = state.lr_groups;
     if (!state.data.datasets.empty()) index["data"] = position_json(state.data);
     const std::string text = json_text(index);
     return fmt::format("{{\"schema\":\"{}\",\"crc32c\":{},\"checkpoint\":{}}}\n", schema::checkpoint,

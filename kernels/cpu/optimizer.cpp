@@ -43,13 +43,15 @@ void adamw(const AdamShape& s, const float* g, const float* squares, const float
            float* master, Dst m, Dst v, Dst w, void*) {
     if (overflow != nullptr && *overflow > 0.0f) return;
     if (hyper[8] > 0.0f && !(*squares <= hyper[8])) return;
-    const Hyper h{hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5], hyper[6], hyper[7]};
+    const Hyper h{hyper[0] * s.rate, hyper[1], hyper[2], hyper[3], s.decay < 0.0f ? hyper[4] : s.decay,
+                  hyper[5],          hyper[6], hyper[7]};
     const float norm = std::sqrt(*squares);
     const float factor = h.clip > 0.0f && norm > h.clip ? h.clip / (norm + 1e-6f) : 1.0f;
     float* wide_m = scratch(Slot::a, chunk);
     float* wide_v = scratch(Slot::b, chunk);
     // Chunks end where the decayed part ends, so that each has one decay.
-    const std::int64_t boundary = std::clamp<std::int64_t>(s.decayed - s.offset, 0, s.elements);
+    const std::int64_t boundary =
+        s.decay < 0.0f ? std::clamp<std::int64_t>(s.decayed - s.offset, 0, s.elements) : s.elements;
     for (std::int64_t i = 0; i < s.elements;) {
         const std::int64_t end = i < boundary ? boundary : s.elements;
         const std::int64_t n = std::min(chunk, end - i);

@@ -56,12 +56,12 @@ __device__ float root(float x) {
 
 struct Hyper {
     float beta1, beta2, eps, step, decay, correction2, factor; // factors that all elements share, so divided once
-    __device__ Hyper(const float* h, float norm)
+    __device__ Hyper(const AdamShape& s, const float* h, float norm)
         : beta1(h[1]),
           beta2(h[2]),
           eps(h[3]),
-          step(h[0] / h[6]),
-          decay(h[0] * h[4]),
+          step(h[0] * s.rate / h[6]),
+          decay(h[0] * s.rate * (s.decay < 0.0f ? h[4] : s.decay)),
           correction2(1.0f / h[7]),
           factor(h[5] > 0.0f && norm > h[5] ? h[5] / (norm + 1e-6f) : 1.0f) {}
 
@@ -100,7 +100,7 @@ struct Adam {
 #pragma unroll
         for (int j = 0; j < W; ++j) {
             m[j] = held.m[j], v[j] = held.v[j], master[j] = held.master[j];
-            h.update(held.g[j], m[j], v[j], master[j], s.offset + i + j < s.decayed);
+            h.update(held.g[j], m[j], v[j], master[j], s.decay >= 0.0f || s.offset + i + j < s.decayed);
         }
         Access<M, W>::put(o.m, i, m);
         Access<M, W>::put(o.v, i, v);
@@ -113,7 +113,7 @@ template <class M, class P, int W>
 __global__ void __launch_bounds__(threads) adamw_kernel(AdamShape s, AdamOperands o) {
     if (o.overflow != nullptr && *o.overflow > 0.0f) return;
     if (o.hyper[8] > 0.0f && !(*o.squares <= o.hyper[8])) return;
-    const Hyper h(o.hyper, sqrtf(*o.squares));
+    const Hyper h(s, o.hyper, sqrtf(*o.squares));
     const Adam<M, P, W> adam{s, o, h};
     const std::int64_t packs = s.elements / W, mine = std::int64_t{blockIdx.x} * threads + threadIdx.x;
     if (mine < packs) adam.write(mine * W, adam.read(mine * W));

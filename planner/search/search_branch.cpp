@@ -20,7 +20,6 @@ namespace moe::search {
 namespace {
 
 constexpr int unasked = -2; // handle of what was not asked for
-
 class BranchSearch {
 public:
     BranchSearch(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& top_plans,

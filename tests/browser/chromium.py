@@ -8,10 +8,22 @@ import subprocess
 import tempfile
 import time
 
+PATIENCE = 120  # seconds for an answer: tests of other folders may take both processors meanwhile
+
 
 def find():
     """The browser's command, or None."""
     return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+
+
+def trouble():
+    """Why the browser that is installed cannot even show an empty page, as where a container forbids what it asks for; or None."""
+    try:
+        with Browser() as browser:
+            browser.open("about:blank")
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None
 
 
 class Browser:
@@ -54,7 +66,7 @@ class Browser:
         text, self.rest = self.rest.split(b"\0", 1)
         return json.loads(text)
 
-    def call(self, method, session=None, seconds=30, **parameters):
+    def call(self, method, session=None, seconds=PATIENCE, **parameters):
         """Calls a method of the DevTools protocol; events that come meanwhile are kept in self.events."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
@@ -102,7 +114,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"].get("exception", {}).get("description", answer)
         return answer["result"].get("value")
 
-    def wait(self, script, seconds=30):
+    def wait(self, script, seconds=PATIENCE):
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({script})"):
             assert time.monotonic() < deadline, f"waited in vain for {script}; the page says: {self.run('document.body.innerText.slice(0, 600)')}"

@@ -3,6 +3,7 @@
 #include "engine/weights/checkpoint_index.hpp"
 #include "planner/base/json.hpp"
 #include "tests/fuzz/input_file.hpp"
+#include "tests/fuzz/json_mutator.hpp"
 #include "tests/fuzz/refused.hpp"
 
 #include <fmt/format.h>

@@ -1,8 +1,12 @@
 // Calls a fuzz target with changed seeds where libFuzzer is not at hand: the same inputs for the same MOE_PLAN_SEED.
 #include "tests/support/draws.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,6 +15,9 @@
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+// Only targets of structured inputs have one.
+extern "C" [[gnu::weak]] std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size,
+                                                             std::size_t most_bytes, unsigned seed);
 
 namespace {
 
@@ -23,9 +30,19 @@ public:
 
     Bytes next() {
         Bytes input = seeds_[below(seeds_.size())];
+        if (LLVMFuzzerCustomMutator != nullptr) {
+            const std::size_t size = input.size();
+            input.resize(most_bytes);
+            input.resize(LLVMFuzzerCustomMutator(input.data(), size, most_bytes, static_cast<unsigned>(random_())));
+        } else {
+            mutate(input);
+        }
+        return input;
+    }
+
+    void mutate(Bytes& input) {
         for (std::size_t changes = 1 + below(8); changes > 0; --changes) change(input);
         input.resize(std::min(input.size(), most_bytes));
-        return input;
     }
 
 private:
@@ -74,6 +91,8 @@ private:
     std::mt19937_64 random_;
 };
 
+Changes* changes_under_way = nullptr; // for LLVMFuzzerMutate, which is called from within them
+
 std::vector<Bytes> read_seeds(const std::vector<std::string>& folders) {
     std::vector<std::filesystem::path> paths;
     for (const std::string& folder : folders)
@@ -88,7 +107,24 @@ std::vector<Bytes> read_seeds(const std::vector<std::string>& folders) {
     return seeds;
 }
 
+// Kept before the call, since a broken reader may end this process; removed behind the last one. The file stays open:
+// a file system may write a truncated one to the disk whenever it is closed.
+void keep(int file, const Bytes& input) {
+    if (file < 0 || ::pwrite(file, input.data(), input.size(), 0) != static_cast<ssize_t>(input.size()) ||
+        ::ftruncate(file, static_cast<off_t>(input.size())) != 0)
+        std::fprintf(stderr, "crash-input: cannot be written\n"), std::exit(2);
+}
+
 } // namespace
+
+// What libFuzzer offers to mutators of a target.
+extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most) {
+    Bytes input(data, data + size);
+    changes_under_way->mutate(input);
+    const std::size_t kept = std::min(input.size(), most);
+    std::copy_n(input.begin(), kept, data);
+    return kept;
+}
 
 int main(int count, char** words) {
     if (count < 2) return std::fprintf(stderr, "usage: %s FOLDER_OF_SEEDS..\n", words[0]), 2;
@@ -97,12 +133,12 @@ int main(int count, char** words) {
     for (const Bytes& seed : seeds) LLVMFuzzerTestOneInput(seed.data(), seed.size());
     LLVMFuzzerTestOneInput(nullptr, 0);
     const std::uint64_t seed = environment("MOE_PLAN_SEED", 1), inputs = environment("MOE_PLAN_INPUTS", draws(4000));
+    const int kept = ::open("crash-input", O_RDWR | O_CREAT, 0644);
     Changes changes(seeds, seed);
+    changes_under_way = &changes;
     for (std::uint64_t i = 0; i < inputs; ++i) {
         const Bytes input = changes.next();
-        // Kept before the call, since a broken reader may end this process; removed behind the last one.
-        std::ofstream("crash-input", std::ios::binary)
-            .write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
+        keep(kept, input);
         LLVMFuzzerTestOneInput(input.data(), input.size());
     }
     std::filesystem::remove("crash-input");

@@ -5,6 +5,7 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
+#include "tests/fuzz/json_mutator.hpp"
 #include "tests/fuzz/refused.hpp"
 
 #include <nlohmann/json.hpp>

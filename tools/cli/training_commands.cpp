@@ -31,6 +31,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--init-from", o.init_from, "DIR",
         "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
         "the plan's vocabulary may be larger");
+    verb->add_flag("--upcycle", o.upcycle,
+                   "with --init-from: DIR holds a dense model, of whose MLPs the experts are made")
+        ->needs("--init-from");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",
@@ -41,7 +44,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eval-batches", o.eval_batches, "N",
         "with --valid-data: global batches that are evaluated (default: all of it)");
     add(verb, "--trace", o.trace, "FILE",
-        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
+        "write the measured timeline as Chrome trace JSON, NAME.json.gz or NAME.pftrace (see replay)");
+    add(verb, "--report", o.report, "FILE",
+        "write a self-contained HTML page of the run, or its data where FILE ends in .json");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
@@ -69,6 +74,14 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
+    add(verb, "--freeze", o.freeze, "PATTERN",
+        "weights that keep every bit: names such as embed*, *experts*, *router* or layers.0-3; may be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add(verb, "--lr-group", o.lr_groups, "PATTERN=X[,decay=W]",
+        "weights whose learning rate is X times the others', and whose weight decay is W; may be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     add(verb, "--aux-loss", o.aux_loss, "X",
         "coefficient of the balancing loss or none, in place of the plan's aux_loss (a plan without balance gets the "
         "model's own)");

@@ -5,6 +5,7 @@
 #include "engine/train/huggingface.hpp"
 #include "engine/train/initial_weights.hpp"
 #include "engine/train/resume.hpp"
+#include "engine/train/upcycle.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
@@ -47,7 +48,7 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
     }
     const weights::RunState& state = found->state();
     const train::ResumedRun now{trainer.plan().model->config_json, static_cast<std::uint64_t>(options.seed),
-                                data.position(0)};
+                                data.position(0), trainer.rules().freeze, trainer.rules().group_texts()};
     for (const std::string& line : train::check_resume(found->path(), state, now, options.allow_change))
         console.warn("{}", line);
     trainer.restore(*found);
@@ -80,6 +81,8 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.eps = options.eps;
     result.weight_decay = options.weight_decay;
     result.clip = options.grad_clip;
+    result.rules.freeze = options.freeze;
+    for (const std::string& text : options.lr_groups) result.rules.groups.push_back(train::rate_group(text));
     if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);
     result.seed = static_cast<std::uint64_t>(options.seed);
     backends::backend_named(options.backend); // refused before any file is read
@@ -141,6 +144,13 @@ std::unique_ptr<data::InOrder> open_valid_data(const ExecuteOptions& options, co
 void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
     if (options.resume && resume(options, trainer, data, console)) return;
     if (options.init_from.empty()) return;
+    if (options.upcycle) {
+        const train::LoadReport report = train::upcycle_weights(trainer, options.init_from);
+        console.note("{}: experts are made of the dense model's MLPs", options.init_from);
+        if (const std::string left = train::describe(report); !left.empty())
+            console.warn("{}: {}", options.init_from, left);
+        return;
+    }
     std::vector<std::string> skipped;
     const std::unique_ptr<weights::StoredCheckpoint> run = weights::newest_checkpoint(options.init_from, skipped);
     for (const std::string& reason : skipped) console.warn("skipped: {}", reason);

@@ -15,7 +15,6 @@ namespace moe::data {
 class ChatTemplate {
 public:
     using Json = nlohmann::ordered_json;
-    struct Scope;
     struct Block;
 
     // `place` is named in errors. Throws Error (bad_input).

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/backends/backends.hpp"
+#include "engine/backends/cuda_module.hpp"
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
@@ -90,6 +91,43 @@ TEST_CASE("cuda: a bad step changes no weight, in a graph too, and the next one 
             CHECK_FALSE(next.skipped);
             CHECK(std::isfinite(next.loss));
             CHECK(weights() != before);
+        }
+}
+
+TEST_CASE("cuda: frozen weights keep every bit and groups move as on the CPU, in a graph too") {
+    for (const char* graph : {"none", "full"})
+        for (const Fields& fields : {Fields{{"bias_update", "0.01"}}, Fields{{"offload", "optimizer"}}}) {
+            Fields all{{"cuda_graph", graph}};
+            all.insert(all.end(), fields.begin(), fields.end());
+            const plan::Plan plan = small_plan("deepseek3", 1, all);
+            std::map<std::string, std::map<std::string, std::vector<float>>> before, after;
+            std::map<std::string, double> norms;
+            for (const char* backend : {"cpu", "cuda"}) {
+                train::TrainOptions options;
+                options.steps = 3;
+                options.backend = backend;
+                options.eps = 1e-3; // as in parity.cpp
+                options.rules.freeze = {"embed*", "*router*", "layers.1"};
+                options.rules.groups = {train::rate_group("*experts*=3,decay=0.5"), train::rate_group("norm=0.25")};
+                train::Trainer trainer(plan, options);
+                const train::SampleSource source = made_up_samples(plan);
+                const auto read = [&](std::map<std::string, std::vector<float>>& values) {
+                    for (const auto& parameter : trainer.parameters())
+                        values[parameter.first] = trainer.read_weight(parameter.first);
+                };
+                read(before[backend]);
+                norms[backend] = trainer.step(source).grad_norm;
+                trainer.step(source);
+                trainer.step(source);
+                read(after[backend]);
+                for (const auto& [name, values] : before[backend])
+                    if (options.rules.of(name).frozen) CHECK(after[backend].at(name) == values);
+            }
+            CHECK(norms["cuda"] == doctest::Approx(norms["cpu"]).epsilon(1e-4));
+            for (const auto& [name, values] : after["cpu"]) {
+                CAPTURE(name);
+                CHECK(relative_distance(after["cuda"].at(name), values) <= 1e-4);
+            }
         }
 }
 
@@ -285,6 +323,7 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
 }
 
 int main(int argc, char** argv) {
+    backends::open_cuda_module(backends::cuda_module_places()); // a module that is not there is no reason to skip
     try {
         backends::backend_named("cuda");
     } catch (const Error& error) {

@@ -35,13 +35,15 @@ std::string tensor_disagreement(const char* what, const std::map<std::string, st
 
 } // namespace
 
-Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backend* table) {
+Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backend* table,
+                    const train::WeightRules& rules) {
     train::TrainOptions options;
     options.steps = 3;
     options.lr = 1e-3;
     options.seed = seed;
     options.permits = 2;
     options.table = table;
+    options.rules = rules;
     // Adam divides by the root of the squared gradient: an epsilon of the gradients' own size keeps the update from
     // turning rounding errors of vanishing gradients into full-size steps.
     options.eps = 1e-3;

@@ -19,8 +19,9 @@ struct Trained {
     std::vector<double> overflow;                                 // rows without a place, by step
 };
 
-// seed: of the initial weights; table: a back end other than the CPU's.
-Trained train_three(const moe::plan::Plan& plan, std::uint64_t seed = 1, const moe::ops::Backend* table = nullptr);
+// seed: of the initial weights; table: a back end other than the CPU's; rules: frozen weights and groups of rates.
+Trained train_three(const moe::plan::Plan& plan, std::uint64_t seed = 1, const moe::ops::Backend* table = nullptr,
+                    const moe::train::WeightRules& rules = {});
 
 // Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a

@@ -83,6 +83,11 @@ TEST_CASE("what changes the meaning of a run is refused by its field, and allowe
         {"data", [](auto& r) { r.data.datasets[1].weight = 1.0; }},
         {"data", [](auto& r) { r.data.datasets[1].mark = 9; }},
         {"data", [](auto& r) { r.data.datasets.pop_back(); }},
+        {"freeze", [](auto& r) { r.freeze = {"embed*"}; }},
+        {"lr_group",
+         [](auto& r) {
+             r.lr_groups = {"*experts*=0.5", "norm=2,decay=0"};
+         }},
     };
     for (const Case& c : cases) {
         CAPTURE(c.field);
