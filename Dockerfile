@@ -20,7 +20,7 @@ RUN . tools/setup.sh && install_packages $build_packages && rm -rf /var/lib/apt/
 COPY . .
 RUN . tools/setup.sh && \
     build build -Dbuildtype=release -Dcuda=enabled -Dpython=disabled -Dtests=false && \
-    meson install -C build --no-rebuild --strip --tags runtime --destdir /installed
+    meson install -C build --no-rebuild --strip --tags runtime,cuda --destdir /installed
 
 FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04 AS moe-plan-cuda
 COPY --from=build-cuda /installed /

@@ -82,16 +82,26 @@ struct RopeScale {
     double factor = 1.0, low = 0.0, high = 1.0, turns = 0.0, magnitude = 1.0;
 };
 
-// A row of qkv is heads query heads, kv_heads key heads and kv_heads value heads of head_dim each. The first rotary_dim
+// Queries are multiplied by 1 + beta * ln(1 + floor((position + offset) / positions)); beta 0: they are not.
+struct QueryScale {
+    double beta = 0.0, positions = 1.0, offset = 0.0;
+};
+
+// A row of qkv is heads query heads and kv_heads key heads of head_dim each, and kv_heads value heads of v_dim (0:
+// head_dim as well). The first rotary_dim
 // columns of query and key heads turn by positions[row / batch] * theta^(-2i/rotary_dim): pairs (i, i + rotary_dim/2),
 // or (2i, 2i + 1) when interleaved (Su et al., arXiv:2104.09864). With norm, each query and key head is first divided
-// by its root mean square (eps inside the root) and scaled by wq or wk.
+// by its root mean square (eps inside the root) and scaled by wq or wk, where these are given; with norm_behind it is
+// what has turned (magnitude 1) that is.
 struct RopeShape {
     std::int64_t tokens = 0, batch = 1;
     int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double theta = 10000.0, eps = 1e-6;
     bool interleaved = false, norm = false;
     RopeScale scale{};
+    bool norm_behind = false;
+    int v_dim = 0;
+    QueryScale query_scale{};
 };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): per head q = [nope, rope], kv = [nope, v]; the rotary
@@ -102,6 +112,7 @@ struct MlaRopeShape {
     double theta = 10000.0;
     bool interleaved = true;
     RopeScale scale{};
+    QueryScale query_scale{}; // of whole heads
 };
 
 // softmax(scale * q k^T) v per head. Rows are position * batch + sequence; head h of q starts at column
@@ -131,6 +142,7 @@ struct AttentionShape {
     bool spread = false, merge = false, deterministic = false;
     std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // positions of a spread sequence's two runs, increasing
     const std::int32_t* document_start = nullptr;
+    std::int64_t chunk = 0; // attention_cached alone: a query sees keys of its own run of so many positions, 0: of all
 };
 
 // Columns [from, from + cols) of rows that are x_stride long go to (are added to: accumulate) columns [to, to + cols)
@@ -141,8 +153,17 @@ struct ColumnsShape {
     bool accumulate = false;
 };
 
-// silu x*sigmoid(x); gelu exact (erf); quick_gelu x*sigmoid(1.702x); relu2 max(x, 0)^2.
-enum class Curve : std::uint8_t { silu, gelu, quick_gelu, relu2 };
+// The norms of queries and of keys over all heads at once: a row of `width` holds `queries` and then `keys` columns, of
+// all_queries and all_keys on all ranks together. squares[tokens, 2] are those of the latter.
+struct HeadsNormShape {
+    std::int64_t tokens = 0, queries = 0, keys = 0, width = 0;
+    std::int64_t all_queries = 0, all_keys = 0;
+    double eps = 1e-6;
+};
+
+// silu x*sigmoid(x); gelu exact (erf); quick_gelu x*sigmoid(1.702x); relu2 max(x, 0)^2; gelu_tanh
+// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+enum class Curve : std::uint8_t { silu, gelu, quick_gelu, relu2, gelu_tanh };
 struct ActivationShape {
     std::int64_t rows = 0, ffn = 0;
     Curve curve = Curve::silu;

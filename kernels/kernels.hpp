@@ -40,6 +40,28 @@ struct Kernels {
     void (*rmsnorm_grad)(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx, float* dw, std::int64_t rows,
                          std::int64_t cols, std::int64_t stride, void* stream);
 
+    // LayerNorm: y = (x - mean x) * rstd * w + [b], rstd = 1 / sqrt(variance of x + eps); stat[rows, 2]: rstd and mean.
+    void (*layernorm)(Src x, Src w, Src b, Dst y, float* stat, std::int64_t rows, std::int64_t cols,
+                      std::int64_t stride, double eps, void* stream);
+    // As rmsnorm_grad, and +[db[cols]].
+    void (*layernorm_grad)(Src dy, Src x, Src w, const float* stat, Src dresidual, Dst dx, float* dw, float* db,
+                           std::int64_t rows, std::int64_t cols, std::int64_t stride, void* stream);
+    // squares[tokens, 2] of this rank's query and key columns.
+    void (*heads_squares)(const HeadsNormShape& shape, Src x, float* squares, void* stream);
+    // y = x * w / sqrt(squares / all columns + eps) for queries and keys, the other columns copied; y may be x.
+    void (*heads_norm)(const HeadsNormShape& shape, Src x, const float* squares, Src wq, Src wk, Dst y, void* stream);
+    // along[tokens, 2] = sums of dy * w * x over this rank's query and key columns.
+    void (*heads_along)(const HeadsNormShape& shape, Src dy, Src x, Src wq, Src wk, float* along, void* stream);
+    // dx from dy, with squares and along of all ranks; +dwq[queries], +dwk[keys]. dx may be dy.
+    void (*heads_norm_grad)(const HeadsNormShape& shape, Src dy, Src x, const float* squares, const float* along,
+                            Src wq, Src wk, Dst dx, float* dwq, float* dwk, void* stream);
+
+    // y = factor * x; y may be x.
+    void (*scale)(Src x, double factor, Dst y, std::int64_t n, void* stream);
+    // y = x cut at -limit and limit; y may be x.
+    void (*clip)(Src x, double limit, Dst y, std::int64_t n, void* stream);
+    // dx = dy where |x| <= limit, else 0; dx may be dy.
+    void (*clip_grad)(Src dy, Src x, double limit, Dst dx, std::int64_t n, void* stream);
     // y = a + b; y may be a or b.
     void (*add)(Src a, Src b, Dst y, std::int64_t n, void* stream);
     // y[rows, cols] = x + b[cols]; y may be x.
@@ -50,8 +72,8 @@ struct Kernels {
 
     void (*gemm)(const GemmShape& shape, Src a, Src b, Dst c, void* stream);
 
-    // out[tokens, (heads + 2 kv_heads) head_dim], value heads copied; rstd[tokens, heads + kv_heads] with norm only.
-    // out may be qkv unless the caller keeps qkv for rope_grad.
+    // out[tokens, (heads + kv_heads) head_dim + kv_heads v_dim], value heads copied; rstd[tokens, heads + kv_heads]
+    // with norm only. out may be qkv unless the caller keeps qkv for rope_grad.
     void (*rope)(const RopeShape& shape, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd,
                  void* stream);
     // dqkv from the gradient dout of `out`; qkv, wq, wk, rstd, +dwq[head_dim], +dwk[head_dim] with norm only. dqkv may
@@ -72,7 +94,8 @@ struct Kernels {
     void (*attention)(const AttentionShape& shape, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream);
     // Attention of rows that come later than others (generation): of one sequence, row i of k and v goes to row
     // positions[i] of k_cache[seq_k, kv_heads * qk_dim] and v_cache[seq_k, kv_heads * v_dim], and row i of q sees the
-    // cached rows up to its position, within the window. Positions are below seq_k; the shape is causal and not spread.
+    // cached rows up to its position, within the window and, with a chunk, from its chunk's beginning on. Positions are
+    // below seq_k; the shape is causal and not spread.
     void (*attention_cached)(const AttentionShape& shape, Src q, Src k, Src v, const std::int32_t* positions, Src sinks,
                              Dst o, Dst k_cache, Dst v_cache, void* stream);
     // dq, dk, dv have the strides and offsets of q, k, v; +[dsinks[heads]]. o and lse are those over all keys.
@@ -86,11 +109,11 @@ struct Kernels {
     // may be x.
     void (*activation_grad)(const ActivationShape& shape, Src dy, Src x, const float* probs, const std::int32_t* counts,
                             Dst dx, float* dprobs, Dst y, Fp8Rows q, void* stream);
-    // out[rows, cols] = y * sigmoid(g[rows]); out may be y.
-    void (*sigmoid_scale)(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, void* stream);
+    // out[rows, cols] = y * sigmoid(g[rows]), or softplus(g) = ln(1 + e^g); out may be y.
+    void (*sigmoid_scale)(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, bool softplus, void* stream);
     // dy may be dout.
     void (*sigmoid_scale_grad)(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols,
-                               void* stream);
+                               bool softplus, void* stream);
     // out[rows, cols] = y * p[rows]; [counts[groups]] limit the rows. out may be y.
     void (*scale_rows)(Src y, const float* p, const std::int32_t* counts, Dst out, int groups, std::int64_t rows,
                        std::int64_t cols, void* stream);

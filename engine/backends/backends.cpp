@@ -2,7 +2,7 @@
 #include "engine/backends/backends.hpp"
 
 #include "engine/backends/cpu/table.hpp"
-#include "engine/backends/cuda/backend.hpp"
+#include "engine/backends/cuda_module.hpp"
 #include "planner/base/error.hpp"
 
 namespace moe::backends {

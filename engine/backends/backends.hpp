@@ -7,8 +7,8 @@
 
 namespace moe::backends {
 
-// The back end of a --backend option. Throws Error: bad_input for a name that this build does not have or whose device
-// this machine lacks, failure for a processor without the instructions that the kernels are compiled for.
+// The back end of a --backend option. Throws Error: bad_input for an unknown name, a module that is not there or a
+// device that this machine lacks, failure for a processor without the instructions that the kernels are compiled for.
 const ops::Backend& backend_named(const std::string& name);
 
 } // namespace moe::backends

@@ -20,13 +20,56 @@ void embedding_grad(const OpContext& c) {
 
 void rmsnorm(const OpContext& c) {
     const program::NormAttr& a = std::get<program::NormAttr>(c.op.attr);
+    if (a.centred)
+        return c.kernels.layernorm(src(c, 0), src(c, 1), src(c, 2), dst(c, 0), floats_out(c, 1), a.rows, a.cols,
+                                   a.stride, a.eps, c.stream);
     c.kernels.rmsnorm(src(c, 0), src(c, 1), dst(c, 0), floats_out(c, 1), a.rows, a.cols, a.stride, a.eps, c.stream);
 }
 
 void rmsnorm_grad(const OpContext& c) {
     const program::NormAttr& a = std::get<program::NormAttr>(c.op.attr);
+    if (a.centred)
+        return c.kernels.layernorm_grad(src(c, 0), src(c, 1), src(c, 2), floats(c, 3), src(c, 4), dst(c, 0),
+                                        floats_out(c, 1), floats_out(c, 2), a.rows, a.cols, a.stride, c.stream);
     c.kernels.rmsnorm_grad(src(c, 0), src(c, 1), src(c, 2), floats(c, 3), src(c, 4), dst(c, 0), floats_out(c, 1),
                            a.rows, a.cols, a.stride, c.stream);
+}
+
+HeadsNormShape heads_norm_shape(const OpContext& c) {
+    const program::HeadsNormAttr& a = std::get<program::HeadsNormAttr>(c.op.attr);
+    return {a.tokens, a.queries, a.keys, c.input(0).elements() / a.tokens, a.all_queries, a.all_keys, a.eps};
+}
+
+void heads_squares(const OpContext& c) {
+    c.kernels.heads_squares(heads_norm_shape(c), src(c, 0), floats_out(c, 0), c.stream);
+}
+
+void heads_norm(const OpContext& c) {
+    c.kernels.heads_norm(heads_norm_shape(c), src(c, 0), floats(c, 1), src(c, 2), src(c, 3), dst(c, 0), c.stream);
+}
+
+void heads_along(const OpContext& c) {
+    c.kernels.heads_along(heads_norm_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3), floats_out(c, 0), c.stream);
+}
+
+void heads_norm_grad(const OpContext& c) {
+    c.kernels.heads_norm_grad(heads_norm_shape(c), src(c, 0), src(c, 1), floats(c, 2), floats(c, 3), src(c, 4),
+                              src(c, 5), dst(c, 0), floats_out(c, 1), floats_out(c, 2), c.stream);
+}
+
+void scale(const OpContext& c) {
+    c.kernels.scale(src(c, 0), std::get<program::ScaleAttr>(c.op.attr).factor, dst(c, 0), c.output(0).elements(),
+                    c.stream);
+}
+
+void clip(const OpContext& c) {
+    c.kernels.clip(src(c, 0), std::get<program::ClipAttr>(c.op.attr).limit, dst(c, 0), c.output(0).elements(),
+                   c.stream);
+}
+
+void clip_grad(const OpContext& c) {
+    c.kernels.clip_grad(src(c, 0), src(c, 1), std::get<program::ClipAttr>(c.op.attr).limit, dst(c, 0),
+                        c.output(0).elements(), c.stream);
 }
 
 void add(const OpContext& c) { c.kernels.add(src(c, 0), src(c, 1), dst(c, 0), c.output(0).elements(), c.stream); }
@@ -81,11 +124,13 @@ void gemm(const OpContext& c) {
 }
 
 RopeScale rope_scale(const program::FrequencyScale& s) { return {s.factor, s.low, s.high, s.turns, s.magnitude}; }
+QueryScale query_scale(const model::QueryScale& s) { return {s.beta, s.positions, s.offset}; }
 
 RopeShape rope_shape(const OpContext& c) {
     const program::RopeAttr& a = std::get<program::RopeAttr>(c.op.attr);
-    return {a.tokens, a.batch, a.heads,       a.kv_heads, a.head_dim,         a.rotary_dim,
-            a.theta,  a.eps,   a.interleaved, a.norm,     rope_scale(a.scale)};
+    return {
+        a.tokens, a.batch,       a.heads, a.kv_heads,          a.head_dim,    a.rotary_dim, a.theta,
+        a.eps,    a.interleaved, a.norm,  rope_scale(a.scale), a.norm_behind, a.v_dim,      query_scale(a.query_scale)};
 }
 
 void rope(const OpContext& c) {
@@ -99,7 +144,17 @@ void rope_grad(const OpContext& c) {
 
 MlaRopeShape mla_shape(const OpContext& c) {
     const program::MlaRopeAttr& a = std::get<program::MlaRopeAttr>(c.op.attr);
-    return {a.tokens, a.batch, a.heads, a.nope, a.rope, a.v, a.kv_lora, a.theta, a.interleaved, rope_scale(a.scale)};
+    return {a.tokens,
+            a.batch,
+            a.heads,
+            a.nope,
+            a.rope,
+            a.v,
+            a.kv_lora,
+            a.theta,
+            a.interleaved,
+            rope_scale(a.scale),
+            query_scale(a.query_scale)};
 }
 
 void mla_rope(const OpContext& c) {
@@ -121,6 +176,7 @@ AttentionShape attention_shape(const OpContext& c, std::size_t operands) {
     s.merge = a.merge;
     s.deterministic = a.deterministic;
     s.document_start = ints(c, operands);
+    s.chunk = a.chunk;
     for (const int run : {0, 1}) {
         s.q_start[run] = plan::run_start(c.position.context, run, a.ring, a.seq_q);
         s.k_start[run] = plan::run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
@@ -161,6 +217,8 @@ Curve curve(model::Activation function) {
         return Curve::quick_gelu;
     case model::Activation::relu2:
         return Curve::relu2;
+    case model::Activation::gelu_tanh:
+        return Curve::gelu_tanh;
     }
     return Curve::silu;
 }
@@ -180,13 +238,22 @@ void activation_grad(const OpContext& c) {
                               floats_out(c, 1), dst(c, 2), fp8_out(c, 3), c.stream);
 }
 
+// A gate is of one value after another, as many as there are for each.
+bool is_softplus(const OpContext& c) {
+    const auto* gate = std::get_if<program::GateAttr>(&c.op.attr);
+    return gate != nullptr && gate->softplus;
+}
+
 void sigmoid_scale(const OpContext& c) {
-    c.kernels.sigmoid_scale(src(c, 0), src(c, 1), dst(c, 0), c.output(0).rows, c.output(0).cols, c.stream);
+    const std::int64_t gates = c.input(1).elements();
+    c.kernels.sigmoid_scale(src(c, 0), src(c, 1), dst(c, 0), gates, c.input(0).elements() / gates, is_softplus(c),
+                            c.stream);
 }
 
 void sigmoid_scale_grad(const OpContext& c) {
-    c.kernels.sigmoid_scale_grad(src(c, 0), src(c, 1), src(c, 2), dst(c, 0), dst(c, 1), c.input(0).rows,
-                                 c.input(0).cols, c.stream);
+    const std::int64_t gates = c.input(2).elements();
+    c.kernels.sigmoid_scale_grad(src(c, 0), src(c, 1), src(c, 2), dst(c, 0), dst(c, 1), gates,
+                                 c.input(0).elements() / gates, is_softplus(c), c.stream);
 }
 
 void scale_rows(const OpContext& c) {
@@ -250,6 +317,13 @@ void add_kernels(Backend& backend) {
     set(program::OpKind::embedding_grad, embedding_grad);
     set(program::OpKind::rmsnorm, rmsnorm);
     set(program::OpKind::rmsnorm_grad, rmsnorm_grad);
+    set(program::OpKind::heads_squares, heads_squares);
+    set(program::OpKind::heads_norm, heads_norm);
+    set(program::OpKind::heads_along, heads_along);
+    set(program::OpKind::heads_norm_grad, heads_norm_grad);
+    set(program::OpKind::scale, scale);
+    set(program::OpKind::clip, clip);
+    set(program::OpKind::clip_grad, clip_grad);
     set(program::OpKind::add, add);
     set(program::OpKind::bias_add, bias_add);
     set(program::OpKind::copy_columns, copy_columns);

@@ -8,6 +8,7 @@
 #include "planner/base/json_object.hpp"
 #include "planner/base/names.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/model/families/names.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -22,34 +23,14 @@ namespace {
 
 using WeightReader = std::function<std::vector<float>(const std::string& name)>;
 
-// The place of a parameter in a checkpoint: its element (r, c) is element offset + r * row_stride + c * col_stride of a
-// stored tensor of the given shape.
+// The place of a parameter in a checkpoint: its element (r, c) is `shift` more than element offset + r * row_stride + c
+// * col_stride of a stored tensor of the given shape.
 struct Source {
     std::string name;
     std::vector<std::int64_t> shape;
     std::int64_t offset = 0, row_stride = 0, col_stride = 1;
+    float shift = 0.0f;
 };
-
-// "model.layers.2.mlp.experts.5.up_proj.weight" taken apart.
-struct ExpertName {
-    std::string prefix; // "model.layers.2.mlp.experts."
-    std::int64_t expert = 0;
-    std::string leaf; // "up_proj.weight"
-};
-
-std::optional<ExpertName> expert_name(const std::string& name) {
-    const std::string marker = ".experts.";
-    const std::size_t at = name.find(marker);
-    if (at == std::string::npos) return std::nullopt;
-    const std::size_t number = at + marker.size(), end = name.find('.', number);
-    if (end == std::string::npos || end == number || end - number > 9) return std::nullopt;
-    std::int64_t expert = 0;
-    for (std::size_t i = number; i < end; ++i) {
-        if (name[i] < '0' || name[i] > '9') return std::nullopt;
-        expert = 10 * expert + (name[i] - '0');
-    }
-    return ExpertName{name.substr(0, number), expert, name.substr(end + 1)};
-}
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
     const std::size_t at = text.find(from);
@@ -69,12 +50,38 @@ Source gpt_oss_source(const ExpertName& part, const Trainer::Shape& shape, std::
     return source;
 }
 
+// The place of an expert's matrix where the family keeps all experts of a layer in one tensor; see ExpertLayout.
+Source joined_expert(families::ExpertLayout layout, const std::string& prefix, const ExpertName& part,
+                     const Trainer::Shape& shape, std::int64_t experts) {
+    const bool down = part.leaf.starts_with("down_proj"), up = part.leaf.starts_with("up_proj");
+    const std::int64_t rows = shape.rows, cols = shape.cols, matrix = rows * cols;
+    switch (layout) {
+    case families::ExpertLayout::gated: {
+        const std::string at = prefix.substr(0, prefix.size() - std::string("experts.").size());
+        if (down) return {at + "output_linear.weight", {experts, rows, cols}, part.expert * matrix, cols};
+        return {at + "input_linear.weight", {experts, 2 * rows, cols}, (2 * part.expert + (up ? 1 : 0)) * matrix, cols};
+    }
+    case families::ExpertLayout::fused:
+        if (down) return {prefix + "down_proj", {experts, rows, cols}, part.expert * matrix, cols};
+        return {prefix + "gate_up_proj", {experts, 2 * rows, cols}, (2 * part.expert + (up ? 1 : 0)) * matrix, cols};
+    case families::ExpertLayout::transposed:
+        if (down) return {prefix + "down_proj", {experts, cols, rows}, part.expert * matrix, 1, rows};
+        return {prefix + "gate_up_proj",
+                {experts, cols, 2 * rows},
+                2 * part.expert * matrix + (up ? rows : 0),
+                1,
+                2 * rows};
+    default:
+        if (down) return {prefix + "mlp.w2", {experts * cols, rows}, part.expert * matrix, 1, rows};
+        return {prefix + (up ? "mlp.v1" : "mlp.w1"), {experts * rows, cols}, part.expert * matrix, cols};
+    }
+}
+
 // The places where a parameter may lie, the usual one first.
 std::vector<Source> sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
                             std::int64_t experts) {
     std::vector<Source> list;
-    const std::vector<std::int64_t> own =
-        shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
+    std::vector<std::int64_t> own = shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
     const std::optional<ExpertName> part = expert_name(name);
     if (part && model.architecture == "GptOssForCausalLM") return {gpt_oss_source(*part, shape, experts)};
     // MTP's projection of [embedding; hidden state] is one matrix there and two halves here.
@@ -84,26 +91,40 @@ std::vector<Source> sources(const model::Model& model, const std::string& name, 
                      {shape.rows, 2 * shape.cols},
                      half == std::string(".hidden") ? shape.cols : 0,
                      2 * shape.cols}};
-    const auto plain = [&shape](std::string at, std::vector<std::int64_t> stored, std::int64_t offset) {
-        return Source{std::move(at), std::move(stored), offset, shape.cols};
+    const std::string named = families::checkpoint_name(model, name);
+    const float shift = model.norms_from_one && name.ends_with("norm.weight") ? 1.0f : 0.0f;
+    const auto plain = [&](std::string at, std::vector<std::int64_t> stored, std::int64_t offset) {
+        return Source{std::move(at), std::move(stored), offset, shape.cols, 1, shift};
     };
-    list.push_back(plain(name, own, 0));
-    // Mixtral's block is called "mlp" inside transformers 5, which may save it so.
-    const std::string renamed = replaced(name, ".block_sparse_moe.", ".mlp.");
-    if (renamed != name) list.push_back(plain(renamed, own, 0));
+    if (const families::JoinedRows joined = families::joined_rows(model, name); !joined.name.empty())
+        return {plain(joined.name, {joined.rows, shape.cols}, joined.first * shape.cols)};
+    const std::string prefix = part ? families::checkpoint_name(model, part->prefix) : "";
+    if (const families::ExpertLayout layout = families::expert_layout(model);
+        part && layout != families::ExpertLayout::each)
+        return {joined_expert(layout, prefix, *part, shape, experts)};
+    // ERNIE-4.5 keeps the selection bias as a row.
+    if (named.ends_with("moe_statics.e_score_correction_bias")) own = {1, shape.rows};
+    list.push_back(plain(named, own, 0));
+    // Classes of transformers 5 may have other names in memory, and save them so: Mixtral's block is "mlp" there.
+    for (const std::string& other :
+         {name, replaced(named, ".block_sparse_moe.", ".mlp."), replaced(name, "mlp.gate.e_score", "mlp.e_score"),
+          replaced(name, "mlp.gate.e_score", "mlp.gate.moe_statics.e_score")})
+        if (other != named) list.push_back(plain(other, own, 0));
     if (!part) return list;
     const bool gate = part->leaf == "gate_proj.weight" || part->leaf == "w1.weight",
                up = part->leaf == "up_proj.weight" || part->leaf == "w3.weight",
                down = part->leaf == "down_proj.weight" || part->leaf == "w2.weight";
     const std::int64_t matrix = shape.rows * shape.cols;
-    for (const std::string& prefix : {part->prefix, replaced(part->prefix, ".block_sparse_moe.", ".mlp.")}) {
+    for (const std::string& at : {prefix, replaced(prefix, ".block_sparse_moe.", ".mlp.")}) {
         if (gate || up)
-            list.push_back(plain(prefix + "gate_up_proj", {experts, 2 * shape.rows, shape.cols},
+            list.push_back(plain(at + "gate_up_proj", {experts, 2 * shape.rows, shape.cols},
                                  (2 * part->expert + (up ? 1 : 0)) * matrix));
-        if (down) list.push_back(plain(prefix + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
+        if (down) list.push_back(plain(at + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
     }
     return list;
 }
+
+bool is_selection_bias(const std::string& parameter) { return parameter.ends_with("e_score_correction_bias"); }
 
 // Experts of the layer that a parameter belongs to, by the names themselves: one more than the highest number.
 template <class Shapes>
@@ -154,13 +175,11 @@ void read_stored(const Found& found, std::int64_t first, std::span<float> out) {
     }
 }
 
-// A weight that is no number would make every loss one, steps later and without a name.
 void read_part(const Found& found, std::int64_t first, std::span<float> out) {
     read_stored(found, first, out);
-    const auto wrong = std::find_if(out.begin(), out.end(), [](float value) { return !std::isfinite(value); });
-    if (wrong != out.end())
-        refuse("{}: {} holds {} at element {} of the parameter: the file is damaged, or of a run that diverged",
-               found.tensor->file->path(), shown(found.source.name), *wrong, first + (wrong - out.begin()));
+    if (found.source.shift != 0.0f)
+        for (float& value : out) value += found.source.shift;
+    check_finite(found.tensor->file->path(), found.source.name, first, out);
 }
 
 Found locate(const weights::StoredWeights& weights, const model::Model& model, const std::string& parameter,
@@ -169,7 +188,9 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
     for (const Source& source : list) {
         const weights::StoredTensor* tensor = weights.find(source.name);
         if (tensor == nullptr) continue;
-        const bool column = shape.cols == 1 && tensor->shape == std::vector<std::int64_t>{shape.rows, 1};
+        const bool column = shape.cols == 1 && (tensor->shape == std::vector<std::int64_t>{shape.rows, 1} ||
+                                                tensor->shape == std::vector<std::int64_t>{1, shape.rows} ||
+                                                tensor->shape == source.shape);
         const bool grows = has_token_rows(parameter) && tensor->shape.size() == 2 && tensor->shape[0] > 0 &&
                            tensor->shape[0] < shape.rows && tensor->shape[1] == shape.cols;
         if (tensor->shape != source.shape && !column && !grows)
@@ -196,18 +217,16 @@ std::map<std::string, std::string> repeated(const model::Model& model) {
     std::map<std::string, std::string> names;
     for (std::size_t i = 0; i < model.mtp.size(); ++i) {
         const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
-        names[at + "embed_tokens.weight"] = "model.embed_tokens.weight";
-        names[at + "shared_head.head.weight"] = model.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+        const std::string table = families::checkpoint_name(model, "model.embed_tokens.weight");
+        names[at + "embed_tokens.weight"] = table;
+        names[at + "shared_head.head.weight"] = model.tied_embeddings ? table : "lm_head.weight";
     }
     return names;
 }
 
 } // namespace
 
-std::vector<std::string> differing_fields(const model::Model& plan, const model::Model& stored,
-                                          const std::string& place) {
-    if (stored.architecture != plan.architecture)
-        refuse("{}: architectures = {}, but the plan's model is {}", place, stored.architecture, plan.architecture);
+std::vector<std::string> differing_numbers(const model::Model& plan, const model::Model& stored) {
     std::vector<std::string> list;
     const auto compare = [&](const char* field, auto ours, auto theirs) {
         if (ours != theirs)
@@ -220,6 +239,14 @@ std::vector<std::string> differing_fields(const model::Model& plan, const model:
     compare("tie_word_embeddings", plan.tied_embeddings, stored.tied_embeddings);
     compare("num_hidden_layers", plan.layers.size(), stored.layers.size());
     compare("num_nextn_predict_layers", plan.mtp.size(), stored.mtp.size());
+    return list;
+}
+
+std::vector<std::string> differing_fields(const model::Model& plan, const model::Model& stored,
+                                          const std::string& place) {
+    if (stored.architecture != plan.architecture)
+        refuse("{}: architectures = {}, but the plan's model is {}", place, stored.architecture, plan.architecture);
+    std::vector<std::string> list = differing_numbers(plan, stored);
     for (std::size_t layer = 0; layer < std::min(plan.layers.size(), stored.layers.size()); ++layer) {
         const int index = static_cast<int>(layer);
         if (plan.kind_of(index) == stored.kind_of(index)) continue;
@@ -302,7 +329,11 @@ struct PartOf { // place of a parameter in a stored tensor
 // The values of a stored tensor from the parameters that lie in it.
 std::vector<float> gathered(const std::vector<PartOf>& parts, const WeightReader& read) {
     const std::vector<std::int64_t>& stored = parts.front().source.shape;
-    if (parts.size() == 1 && parts.front().source.col_stride == 1) return read(parts.front().name);
+    if (parts.size() == 1 && parts.front().source.col_stride == 1) {
+        std::vector<float> values = read(parts.front().name);
+        for (float& value : values) value -= parts.front().source.shift;
+        return values;
+    }
     std::vector<float> all(
         static_cast<std::size_t>(std::accumulate(stored.begin(), stored.end(), std::int64_t{1}, std::multiplies<>())));
     for (const auto& [name, shape, source] : parts) {
@@ -328,7 +359,7 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
     std::vector<weights::TensorToWrite> tensors;
     // BF16 would lose what bias_update adds to a selection bias; the models' own checkpoints keep FP32, too.
     for (const auto& [name, parts] : stored)
-        tensors.push_back({name, parts.front().source.shape, name.ends_with("e_score_correction_bias")});
+        tensors.push_back({name, parts.front().source.shape, is_selection_bias(parts.front().name)});
     weights::write_weights(
         folder, tensors, options.dtype, options.shard_bytes,
         [&](const weights::TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });

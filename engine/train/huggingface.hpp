@@ -24,8 +24,10 @@ struct LoadReport {
 // Nothing is changed before all are found. Throws Error (bad_input) naming the tensor that is missing or has another
 // shape, and for a checkpoint of another architecture.
 LoadReport load_weights(Trainer& trainer, const std::string& folder);
-// Fields in which a stored model differs from the plan's in what is computed. Throws Error (bad_input) naming `place`
-// for another architecture.
+// Numbers of the whole model in which a stored one differs from the plan's.
+std::vector<std::string> differing_numbers(const model::Model& plan, const model::Model& stored);
+// Fields in which a stored model differs from the plan's in what is computed, layers among them. Throws Error
+// (bad_input) naming `place` for another architecture.
 std::vector<std::string> differing_fields(const model::Model& plan, const model::Model& stored,
                                           const std::string& place);
 // One line about a larger vocabulary, unused tensors and differing fields, empty when there is nothing to say.

@@ -2,16 +2,40 @@
 #include "engine/train/initial_weights.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace moe::train {
 
+std::optional<ExpertName> expert_name(const std::string& name) {
+    const std::string marker = ".experts.";
+    const std::size_t at = name.find(marker);
+    if (at == std::string::npos) return std::nullopt;
+    const std::size_t number = at + marker.size(), end = name.find('.', number);
+    if (end == std::string::npos || end == number || end - number > 9) return std::nullopt;
+    std::int64_t expert = 0;
+    for (std::size_t i = number; i < end; ++i) {
+        if (name[i] < '0' || name[i] > '9') return std::nullopt;
+        expert = 10 * expert + (name[i] - '0');
+    }
+    return ExpertName{name.substr(0, number), expert, name.substr(end + 1)};
+}
+
 bool has_token_rows(const std::string& parameter) {
     return parameter == "model.embed_tokens.weight" || parameter == "lm_head.weight";
+}
+
+void check_finite(const std::string& path, const std::string& tensor, std::int64_t first,
+                  std::span<const float> values) {
+    const auto wrong = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+    if (wrong != values.end())
+        refuse("{}: {} holds {} at element {} of the parameter: the file is damaged, or of a run that diverged", path,
+               shown(tensor), *wrong, first + (wrong - values.begin()));
 }
 
 ReadPart with_more_rows(const ReadPart& read, std::int64_t stored, std::int64_t cols) {

@@ -145,7 +145,7 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
-    if (plan_.masks_documents()) {
+    if (plan_.masks_documents() || program_of(r).io.chunk_starts != program::no_tensor) {
         r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
         std::iota(r.queries.begin(), r.queries.end(), 0);
         if (r.queries.size() == r.positions.size()) r.queries = r.positions;
@@ -206,25 +206,6 @@ void Trainer::index_parameters() {
     std::vector<std::string> names;
     for (const auto& shape : shapes_) names.push_back(shape.first);
     check_rules(options_.rules, names);
-}
-
-// Reads the samples [first, end) into the batch; what is left of it has no tokens.
-void Trainer::take_samples(const SampleSource& source, std::int64_t first, std::int64_t end) {
-    const auto row = static_cast<std::size_t>(plan_.seq + 1);
-    for (std::int64_t s = 0; s < plan_.gbs; ++s) {
-        const std::span<std::int32_t> tokens = std::span(tokens_).subspan(static_cast<std::size_t>(s) * row, row);
-        if (first + s < end)
-            source(first + s, tokens);
-        else
-            std::fill(tokens.begin(), tokens.end(), -1);
-        const std::span<std::int32_t> counts = std::span(counts_).subspan(static_cast<std::size_t>(s) * row, row);
-        std::fill(counts.begin(), counts.end(), 1);
-        if (first + s < end && source.counts) source.counts(first + s, counts);
-        if (starts_.empty()) continue;
-        const std::span<std::int32_t> starts = std::span(starts_).subspan(static_cast<std::size_t>(s) * row, row);
-        std::fill(starts.begin(), starts.end(), 0);
-        if (first + s < end && source.documents) source.documents(first + s, starts);
-    }
 }
 
 StepResult Trainer::step(const SampleSource& source) {
@@ -338,73 +319,6 @@ void Trainer::begin_rank(Rank& r) {
             r.device->write(r.arena->at(io.last_load), known->second.data(), bytes);
     }
     fill_inputs(r);
-}
-
-// Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are (place in this rank's
-// positions) * mbs + sequence.
-void Trainer::fill_inputs(Rank& r) {
-    const program::Program& program = program_of(r);
-    for (std::size_t d = 0; d < program.io.label_shares.size(); ++d)
-        r.device->write(r.arena->at(program.io.label_shares[d]), &label_shares_[d], sizeof label_shares_[d]);
-    for (int j = 0; plan_.masks_documents() && j < plan_.micro_batches(); ++j) write_documents(r, j);
-    const bool embedding =
-        std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.embedding; });
-    const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
-                                    [](const plan::Stage& s) { return s.loss || s.mtp > 0; });
-    if (!embedding && !labels) return;
-    for (int j = 0; j < plan_.micro_batches(); ++j) {
-        if (embedding) write_tokens(r, program.io.ids, j, 0);
-        if (labels) write_tokens(r, program.io.labels, j, 1);
-        for (std::size_t d = 0; labels && d < program.io.mtp_labels.size(); ++d)
-            write_tokens(r, program.io.mtp_labels[d], j, static_cast<std::int64_t>(d) + 2);
-    }
-}
-
-void Trainer::write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead) {
-    write_rows(r, input, micro_batch, r.positions, [&](std::int64_t sample, std::int32_t position) {
-        if (ahead > 0 && (position + ahead > plan_.seq || !labels(sample, position, ahead))) return -1;
-        return tokens_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead)];
-    });
-}
-
-template <class Value>
-void Trainer::write_rows(Rank& r, program::TensorId input, int micro_batch, std::span<const std::int32_t> positions,
-                         Value value) {
-    const auto mbs = static_cast<std::size_t>(plan_.mbs);
-    const std::int64_t first = (micro_batch * plan_.dp + r.data) * plan_.mbs;
-    r.tokens.resize(mbs * positions.size());
-    for (std::size_t b = 0; b < mbs; ++b)
-        for (std::size_t i = 0; i < positions.size(); ++i)
-            r.tokens[i * mbs + b] = value(first + static_cast<std::int64_t>(b), positions[i]);
-    r.device->write(r.arena->at(input, micro_batch), r.tokens.data(), r.tokens.size() * sizeof r.tokens[0]);
-}
-
-void Trainer::write_documents(Rank& r, int micro_batch) {
-    const program::ProgramIo& io = program_of(r).io;
-    const auto start = [&](std::int64_t sample, std::int32_t position) {
-        return starts_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position)];
-    };
-    write_rows(r, io.document_starts, micro_batch, r.queries, start);
-    write_rows(r, io.document_positions, micro_batch, r.positions,
-               [&](std::int64_t sample, std::int32_t position) { return position - start(sample, position); });
-}
-
-bool Trainer::labels(std::int64_t sample, std::int64_t position, std::int64_t ahead) const {
-    const auto at = static_cast<std::size_t>(sample * (plan_.seq + 1) + position + ahead);
-    return counts_[at] != 0 && (starts_.empty() || starts_[at] <= position);
-}
-
-// The scale of a loss is that of all labels; where documents mask some, the share makes it that of the others.
-void Trainer::count_labels() {
-    label_shares_.clear();
-    for (std::size_t depth = 0; depth <= plan_.model->mtp.size(); ++depth) {
-        const auto ahead = static_cast<std::int64_t>(depth) + 1;
-        std::int64_t all = 0, counted = 0;
-        for (std::int64_t s = 0; s < plan_.gbs; ++s)
-            for (std::int64_t at = 0; at + ahead <= plan_.seq; ++at, ++all) counted += labels(s, at, ahead) ? 1 : 0;
-        label_shares_.push_back(
-            counted > 0 ? static_cast<float>(static_cast<double>(all) / static_cast<double>(counted)) : 0.0f);
-    }
 }
 
 void Trainer::set_hyper(double lr) {

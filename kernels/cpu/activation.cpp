@@ -15,6 +15,8 @@ using Out = Eigen::Map<Eigen::ArrayXf>;
 
 constexpr float quick = 1.702f; // Hendrycks & Gimpel, arXiv:1606.08415: gelu(x) ~ x sigmoid(1.702 x)
 
+constexpr float tanh_factor = 0.7978845608028654f, tanh_cube = 0.044715f; // sqrt(2 / pi); arXiv:1606.08415
+
 float gelu_gate(float x) { return 0.5f * (1.0f + std::erf(x * static_cast<float>(1.0 / std::numbers::sqrt2))); }
 float gelu_density(float x) {
     return std::exp(-0.5f * x * x) * static_cast<float>(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
@@ -39,6 +41,14 @@ void evaluate(Curve curve, const float* from, std::int64_t n, float* y, float* d
             const float gate = gelu_gate(from[i]);
             y[i] = from[i] * gate;
             if (d != nullptr) d[i] = gate + from[i] * gelu_density(from[i]);
+        }
+        return;
+    case Curve::gelu_tanh:
+        for (std::int64_t i = 0; i < n; ++i) {
+            const float v = from[i], inner = tanh_factor * (v + tanh_cube * v * v * v), t = std::tanh(inner);
+            y[i] = 0.5f * v * (1.0f + t);
+            if (d != nullptr)
+                d[i] = 0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * tanh_factor * (1.0f + 3.0f * tanh_cube * v * v);
         }
         return;
     case Curve::relu2:
@@ -157,26 +167,37 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
     }
 }
 
-void sigmoid_scale(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, void*) {
+// A gate and its slope.
+struct Gate {
+    float value, slope;
+    Gate(float x, bool softplus) {
+        const float s = sigmoid(x);
+        value = softplus ? std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x))) : s;
+        slope = softplus ? s : s * (1.0f - s);
+    }
+};
+
+void sigmoid_scale(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, bool softplus, void*) {
     float* wide = scratch(Slot::a, cols);
     float* wide_out = scratch(Slot::b, cols);
     for (std::int64_t r = 0; r < rows; ++r) {
         float* to = target(out, r * cols, wide_out);
-        Out(to, cols) = In(read(y, r * cols, cols, wide), cols) * sigmoid(value(g, r));
+        Out(to, cols) = In(read(y, r * cols, cols, wide), cols) * Gate(value(g, r), softplus).value;
         flush(out, r * cols, cols, to);
     }
 }
 
-void sigmoid_scale_grad(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols, void*) {
+void sigmoid_scale_grad(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols, bool softplus,
+                        void*) {
     float* wide = scratch(Slot::a, cols);
     float* wide_y = scratch(Slot::b, cols);
     float* wide_dy = scratch(Slot::c, cols);
     for (std::int64_t r = 0; r < rows; ++r) {
         const In grad(read(dout, r * cols, cols, wide), cols);
-        const float gate = sigmoid(value(g, r));
-        put(dg, r, (grad * In(read(y, r * cols, cols, wide_y), cols)).sum() * gate * (1.0f - gate));
+        const Gate gate(value(g, r), softplus);
+        put(dg, r, (grad * In(read(y, r * cols, cols, wide_y), cols)).sum() * gate.slope);
         float* to = target(dy, r * cols, wide_dy);
-        Out(to, cols) = grad * gate;
+        Out(to, cols) = grad * gate.value;
         flush(dy, r * cols, cols, to);
     }
 }

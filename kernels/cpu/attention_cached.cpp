@@ -31,7 +31,9 @@ void attention_cached(const AttentionShape& s, Src q, Src k, Src v, const std::i
     float* query = scratch(Slot::c, s.qk_dim);
     float* out = scratch(Slot::e, s.v_dim);
     for (std::int64_t i = 0; i < s.seq_q; ++i) {
-        const std::int64_t end = positions[i] + 1, from = s.window > 0 ? std::max<std::int64_t>(0, end - s.window) : 0;
+        const std::int64_t end = positions[i] + 1, in_window = s.window > 0 ? end - s.window : 0,
+                           in_chunk = s.chunk > 0 ? positions[i] / s.chunk * s.chunk : 0,
+                           from = std::max<std::int64_t>({0, in_window, in_chunk});
         const std::int64_t n = end - from;
         float* logits = scratch(Slot::d, n);
         for (std::int64_t h = 0; h < s.heads; ++h) {

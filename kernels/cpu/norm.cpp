@@ -54,6 +54,42 @@ void rmsnorm_grad(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx
     }
 }
 
+void scale(Src x, double factor, Dst y, std::int64_t n, void*) {
+    float* wide_x = scratch(Slot::a, chunk);
+    float* wide_y = scratch(Slot::b, chunk);
+    for (std::int64_t i = 0; i < n; i += chunk) {
+        const std::int64_t m = std::min(chunk, n - i);
+        float* out = target(y, i, wide_y);
+        Out(out, m) = In(read(x, i, m, wide_x), m) * static_cast<float>(factor);
+        flush(y, i, m, out);
+    }
+}
+
+void clip(Src x, double limit, Dst y, std::int64_t n, void*) {
+    float* wide_x = scratch(Slot::a, chunk);
+    float* wide_y = scratch(Slot::b, chunk);
+    const auto most = static_cast<float>(limit);
+    for (std::int64_t i = 0; i < n; i += chunk) {
+        const std::int64_t m = std::min(chunk, n - i);
+        float* out = target(y, i, wide_y);
+        Out(out, m) = In(read(x, i, m, wide_x), m).max(-most).min(most);
+        flush(y, i, m, out);
+    }
+}
+
+void clip_grad(Src dy, Src x, double limit, Dst dx, std::int64_t n, void*) {
+    float* wide_dy = scratch(Slot::a, chunk);
+    float* wide_x = scratch(Slot::b, chunk);
+    float* wide_dx = scratch(Slot::c, chunk);
+    for (std::int64_t i = 0; i < n; i += chunk) {
+        const std::int64_t m = std::min(chunk, n - i);
+        float* out = target(dx, i, wide_dx);
+        Out(out, m) = In(read(dy, i, m, wide_dy), m) *
+                      (In(read(x, i, m, wide_x), m).abs() <= static_cast<float>(limit)).cast<float>();
+        flush(dx, i, m, out);
+    }
+}
+
 void add(Src a, Src b, Dst y, std::int64_t n, void*) {
     float* wide_a = scratch(Slot::a, chunk);
     float* wide_b = scratch(Slot::b, chunk);
@@ -139,6 +175,9 @@ void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float
 void add_norm(Kernels& table) {
     table.rmsnorm = rmsnorm;
     table.rmsnorm_grad = rmsnorm_grad;
+    table.scale = scale;
+    table.clip = clip;
+    table.clip_grad = clip_grad;
     table.add = add;
     table.bias_add = bias_add;
     table.copy_columns = copy_columns;

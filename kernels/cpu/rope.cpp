@@ -67,20 +67,38 @@ private:
     float *frequency_, *cos_, *sin_;
 };
 
-std::int64_t row_width(const RopeShape& s) { return static_cast<std::int64_t>(s.heads + 2 * s.kv_heads) * s.head_dim; }
+std::int64_t row_width(const RopeShape& s) {
+    const int v = s.v_dim > 0 ? s.v_dim : s.head_dim;
+    return static_cast<std::int64_t>(s.heads + s.kv_heads) * s.head_dim + static_cast<std::int64_t>(s.kv_heads) * v;
+}
+
+float query_factor(const QueryScale& s, std::int32_t position) {
+    return static_cast<float>(1.0 + s.beta * std::log1p(std::floor((position + s.offset) / s.positions)));
+}
+
+// Weights of a norm; none: ones.
+const float* weights(Src w, bool norm, std::int64_t d, Slot slot) {
+    if (!norm) return nullptr;
+    float* wide = scratch(slot, d);
+    if (w.data != nullptr) return read(w, 0, d, wide);
+    std::fill_n(wide, d, 1.0f);
+    return wide;
+}
 
 void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd, void*) {
     Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved, s.scale);
     const std::int64_t width = row_width(s), d = s.head_dim;
     const int turned = s.heads + s.kv_heads;
-    const float* weight_q = s.norm ? read(wq, 0, d, scratch(Slot::d, d)) : nullptr;
-    const float* weight_k = s.norm ? read(wk, 0, d, scratch(Slot::e, d)) : nullptr;
+    const float* weight_q = weights(wq, s.norm, d, Slot::d);
+    const float* weight_k = weights(wk, s.norm, d, Slot::e);
     float* row = scratch(Slot::f, width);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
-        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        const std::int32_t position = positions[r / s.batch];
+        if (r % s.batch == 0) rotation.set(position);
         load(qkv, r * width, width, row);
         for (int h = 0; h < turned; ++h) {
             float* x = row + h * d;
+            if (s.norm_behind) rotation.turn(x, 1.0f);
             if (s.norm) {
                 Out head(x, d);
                 const float mean = head.square().sum() / static_cast<float>(d);
@@ -88,8 +106,9 @@ void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Sr
                 rstd[r * turned + h] = scale;
                 head *= In(h < s.heads ? weight_q : weight_k, d) * scale;
             }
-            rotation.turn(x, 1.0f);
+            if (!s.norm_behind) rotation.turn(x, 1.0f);
         }
+        if (s.query_scale.beta != 0.0) Out(row, s.heads * d) *= query_factor(s.query_scale, position);
         store(out, r * width, width, row);
     }
 }
@@ -99,23 +118,28 @@ void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src 
     Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved, s.scale);
     const std::int64_t width = row_width(s), d = s.head_dim;
     const int turned = s.heads + s.kv_heads;
-    const float* weight_q = s.norm ? read(wq, 0, d, scratch(Slot::d, d)) : nullptr;
-    const float* weight_k = s.norm ? read(wk, 0, d, scratch(Slot::e, d)) : nullptr;
+    const float* weight_q = weights(wq, s.norm, d, Slot::d);
+    const float* weight_k = weights(wk, s.norm, d, Slot::e);
     float* row = scratch(Slot::f, width);
-    float* wide_qkv = scratch(Slot::g, turned * d);
+    float* before = scratch(Slot::g, turned * d);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
-        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        const std::int32_t position = positions[r / s.batch];
+        if (r % s.batch == 0) rotation.set(position);
         load(dout, r * width, width, row);
-        const float* before = s.norm ? read(qkv, r * width, turned * d, wide_qkv) : nullptr;
+        if (s.query_scale.beta != 0.0) Out(row, s.heads * d) *= query_factor(s.query_scale, position);
+        if (s.norm) load(qkv, r * width, turned * d, before);
         for (int h = 0; h < turned; ++h) {
-            rotation.turn(row + h * d, -1.0f);
+            if (!s.norm_behind) rotation.turn(row + h * d, -1.0f);
             if (!s.norm) continue;
+            if (s.norm_behind) rotation.turn(before + h * d, 1.0f);
             Out grad(row + h * d, d);
             const In x(before + h * d, d), w(h < s.heads ? weight_q : weight_k, d);
             const float scale = rstd[r * turned + h];
-            Out(h < s.heads ? dwq : dwk, d) += grad * x * scale;
+            float* const sum = h < s.heads ? dwq : dwk;
+            if (sum != nullptr) Out(sum, d) += grad * x * scale;
             const float along = (grad * w * x).sum() * scale * scale * scale / static_cast<float>(d);
             grad = grad * w * scale - x * along;
+            if (s.norm_behind) rotation.turn(row + h * d, -1.0f);
         }
         store(dqkv, r * width, width, row);
     }
@@ -132,6 +156,7 @@ void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int3
         if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
         load(q, r * s.heads * qk, s.heads * qk, row);
         for (int h = 0; h < s.heads; ++h) rotation.turn(row + h * qk + s.nope, 1.0f);
+        if (s.query_scale.beta != 0.0) Out(row, s.heads * qk) *= query_factor(s.query_scale, positions[r / s.batch]);
         store(q_out, r * s.heads * qk, s.heads * qk, row);
 
         load(kv_down, r * down + s.kv_lora, s.rope, shared);
@@ -157,6 +182,7 @@ void mla_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std:
         if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
         load(dq_out, r * s.heads * qk, s.heads * qk, row);
         for (int h = 0; h < s.heads; ++h) rotation.turn(row + h * qk + s.nope, -1.0f);
+        if (s.query_scale.beta != 0.0) Out(row, s.heads * qk) *= query_factor(s.query_scale, positions[r / s.batch]);
         store(dq, r * s.heads * qk, s.heads * qk, row);
 
         load(dk, r * s.heads * qk, s.heads * qk, row);

@@ -111,6 +111,7 @@ void add_balance(Kernels& table);
 void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
+void add_layer_norm(Kernels& table);
 void add_loss(Kernels& table);
 void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);

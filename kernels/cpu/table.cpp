@@ -58,6 +58,7 @@ const Kernels& cpu_kernels() {
         cpu::add_deviate(t);
         cpu::add_embedding(t);
         cpu::add_gemm(t);
+        cpu::add_layer_norm(t);
         cpu::add_loss(t);
         cpu::add_norm(t);
         cpu::add_optimizer(t);

@@ -27,6 +27,12 @@ __device__ Point evaluate(Curve curve, float x) {
         const float gate = 0.5f * (1.0f + erff(x * sqrt_half));
         return {x * gate, gate + x * density * expf(-0.5f * x * x)};
     }
+    case Curve::gelu_tanh: {
+        constexpr float factor = 0.79788456080286536f, cube = 0.044715f; // sqrt(2 / pi); arXiv:1606.08415
+        const float t = tanhf(factor * (x + cube * x * x * x));
+        return {0.5f * x * (1.0f + t),
+                0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * factor * (1.0f + 3.0f * cube * x * x)};
+    }
     case Curve::relu2: {
         const float y = fmaxf(x, 0.0f);
         return {y * y, 2.0f * y};

@@ -38,7 +38,9 @@ __global__ void __launch_bounds__(warps* warp_size) attend_kernel(Cached in) {
                        : 0.0f;
     }
     const std::int64_t end = std::int64_t{in.positions[i]} + 1,
-                       from = s.window > 0 && end > s.window ? end - s.window : 0;
+                       in_window = s.window > 0 && end > s.window ? end - s.window : 0,
+                       in_chunk = s.chunk > 0 ? (end - 1) / s.chunk * s.chunk : 0,
+                       from = in_window > in_chunk ? in_window : in_chunk;
     float most = -INFINITY, sum = 0.0f;
     for (std::int64_t j = from + warp; j < end; j += warps) {
         float dot = 0.0f;

@@ -29,6 +29,57 @@ struct Add {
     }
 };
 
+template <class T>
+struct Scale {
+    Src x;
+    Dst y;
+    float factor;
+    template <int W>
+    __device__ Pack<T, W> read(std::int64_t i) const {
+        return Access<T, W>::take(x, i);
+    }
+    template <int W>
+    __device__ void write(std::int64_t i, const Pack<T, W>& held) const {
+        float value[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) value[j] = held[j] * factor;
+        Access<T, W>::put(y, i, value);
+    }
+};
+
+// x cut at both limits, or, with dy, dy where it is not cut.
+template <class T>
+struct Clip {
+    Src x, dy;
+    Dst y;
+    float limit;
+    template <int W>
+    struct Held {
+        Pack<T, W> x, dy;
+    };
+    template <int W>
+    __device__ Held<W> read(std::int64_t i) const {
+        Held<W> held;
+        held.x = Access<T, W>::take(x, i);
+        if (dy.data != nullptr) held.dy = Access<T, W>::take(dy, i);
+        return held;
+    }
+    template <int W>
+    __device__ void write(std::int64_t i, const Held<W>& held) const {
+        float value[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) {
+            const float v = held.x[j];
+            if (dy.data != nullptr) {
+                value[j] = fabsf(v) <= limit ? static_cast<float>(held.dy[j]) : 0.0f;
+            } else {
+                value[j] = fminf(fmaxf(v, -limit), limit);
+            }
+        }
+        Access<T, W>::put(y, i, value);
+    }
+};
+
 template <class X, class Y>
 struct Cast {
     Src x;
@@ -138,6 +189,22 @@ struct Reduce {
     }
 };
 
+void scale(Src x, double factor, Dst y, std::int64_t n, void* stream) {
+    with_access({x, y}, {}, [&](auto access) {
+        using A = decltype(access);
+        launch_flat<A::width>(Scale<typename A::Storage>{x, y, static_cast<float>(factor)}, n, stream);
+    });
+}
+
+void clip_grad(Src dy, Src x, double limit, Dst dx, std::int64_t n, void* stream) {
+    with_access({x, dy, dx}, {}, [&](auto access) {
+        using A = decltype(access);
+        launch_flat<A::width>(Clip<typename A::Storage>{x, dy, dx, static_cast<float>(limit)}, n, stream);
+    });
+}
+
+void clip(Src x, double limit, Dst y, std::int64_t n, void* stream) { clip_grad({}, x, limit, y, n, stream); }
+
 void add(Src a, Src b, Dst y, std::int64_t n, void* stream) {
     with_access({a, b, y}, {}, [&](auto access) {
         using A = decltype(access);
@@ -203,6 +270,9 @@ void reduce_max(Dst dst, const void* const* srcs, int sources, std::int64_t n, T
 } // namespace
 
 void add_elementwise(Kernels& table) {
+    table.scale = scale;
+    table.clip = clip;
+    table.clip_grad = clip_grad;
     table.add = add;
     table.bias_add = bias_add;
     table.copy_columns = copy_columns;

@@ -19,6 +19,7 @@ void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_plain_gemm(Kernels& table); // Plain products replace those of a library or one architecture.
 void forget_gemm_stream(void* stream);
+void add_layer_norm(Kernels& table);
 void add_loss(Kernels& table);
 void add_mla_rope(Kernels& table);
 void add_norm(Kernels& table);

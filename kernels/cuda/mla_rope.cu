@@ -15,7 +15,9 @@ struct Widths { // elements of one token's row
 };
 
 // Turns the rotary part of every query head of a row, from x to y, which may be the same.
-__device__ void turn_queries(const MlaRopeShape& s, Src x, Dst y, std::int64_t row, const Turn* turns, float sign) {
+__device__ void turn_queries(const MlaRopeShape& s, Src x, Dst y, std::int64_t row, const Turn* turns, float sign,
+                             std::int32_t position) {
+    const float by = factor_of(s.query_scale, position);
     const Widths w(s);
     const int half = s.rope / 2;
     const std::int64_t start = row * s.heads * w.qk;
@@ -24,13 +26,13 @@ __device__ void turn_queries(const MlaRopeShape& s, Src x, Dst y, std::int64_t r
         const std::int64_t at = start + i / half * w.qk + s.nope;
         float first = load(x, at + pair.first), second = load(x, at + pair.second);
         apply(turns[i % half], sign, first, second);
-        store(y, at + pair.first, first);
-        store(y, at + pair.second, second);
+        store(y, at + pair.first, first * by);
+        store(y, at + pair.second, second * by);
     }
-    if (x.data == y.data) return;
+    if (x.data == y.data && by == 1.0f) return;
     for (int i = static_cast<int>(threadIdx.x); i < s.heads * s.nope; i += threads) {
         const std::int64_t at = start + i / s.nope * w.qk + i % s.nope;
-        store(y, at, load(x, at));
+        store(y, at, load(x, at) * by);
     }
 }
 
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(threads) mla_rope_kernel(MlaRopeShape s, Src q
     float* shared_key = reinterpret_cast<float*>(turns + half); // [rope], turned
     const std::int64_t row = blockIdx.x;
     fill_turns(turns, half, s.theta, s.scale, positions[row / s.batch]);
-    turn_queries(s, q, q_out, row, turns, 1.0f);
+    turn_queries(s, q, q_out, row, turns, 1.0f, positions[row / s.batch]);
     for (int i = thread; i < half; i += threads) {
         const Pair pair(i, half, s.interleaved);
         const std::int64_t at = row * w.down + s.kv_lora;
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(threads)
     const int half = s.rope / 2, thread = static_cast<int>(threadIdx.x);
     const std::int64_t row = blockIdx.x;
     fill_turns(turns, half, s.theta, s.scale, positions[row / s.batch]);
-    turn_queries(s, dq_out, dq, row, turns, -1.0f);
+    turn_queries(s, dq_out, dq, row, turns, -1.0f, positions[row / s.batch]);
     const int source = static_cast<int>(w.source);
     for (int i = thread; i < s.heads * source; i += threads) {
         const int c = i % source;

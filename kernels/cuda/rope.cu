@@ -18,15 +18,20 @@ struct Head {
     bool query;
     int index; // number of the head among the query and key heads
 };
-__device__ std::int64_t row_width(const RopeShape& s) { return std::int64_t{s.heads + 2 * s.kv_heads} * s.head_dim; }
+__device__ int value_width(const RopeShape& s) { return s.v_dim > 0 ? s.v_dim : s.head_dim; }
+__device__ std::int64_t row_width(const RopeShape& s) {
+    return std::int64_t{s.heads + s.kv_heads} * s.head_dim + std::int64_t{s.kv_heads} * value_width(s);
+}
 __device__ Head head_of(const RopeShape& s, std::int64_t row, int h) {
     return {row * row_width(s) + std::int64_t{h} * s.head_dim, h < s.heads, h};
 }
+// A weight of a norm; without weights each is 1.
+__device__ float weight_at(Src w, std::int64_t c) { return w.data != nullptr ? load(w, c) : 1.0f; }
 
 __device__ void copy_values(const RopeShape& s, Src from, Dst to, std::int64_t row) {
     const std::int64_t at = row * row_width(s) + std::int64_t{s.heads + s.kv_heads} * s.head_dim;
     if (from.data == to.data) return;
-    copy_row(from, at, to, at, std::int64_t{s.kv_heads} * s.head_dim, static_cast<int>(threadIdx.x), threads);
+    copy_row(from, at, to, at, std::int64_t{s.kv_heads} * value_width(s), static_cast<int>(threadIdx.x), threads);
 }
 
 // Calls run(column, first column's partner or -1, turn) for the columns of a head that this lane owns.
@@ -60,16 +65,18 @@ __global__ void __launch_bounds__(threads)
             scale = 1.0f / sqrtf(mean + static_cast<float>(s.eps));
             if (lane == 0) rstd[row * turned + h] = scale;
         }
+        const float by = head.query ? factor_of(s.query_scale, positions[row / s.batch]) : 1.0f;
         // Every lane writes only what it alone reads, so that out may be qkv.
         for_each_pair(s, turns, [&](int first, int second, Turn turn) {
             float x = load(qkv, head.at + first), y = second >= 0 ? load(qkv, head.at + second) : 0.0f;
+            if (s.norm_behind) apply(turn, 1.0f, x, y);
             if (s.norm) {
-                x *= load(w, first) * scale;
-                if (second >= 0) y *= load(w, second) * scale;
+                x *= weight_at(w, first) * scale;
+                if (second >= 0) y *= weight_at(w, second) * scale;
             }
-            apply(turn, 1.0f, x, y);
-            store(out, head.at + first, x);
-            if (second >= 0) store(out, head.at + second, y);
+            if (!s.norm_behind) apply(turn, 1.0f, x, y);
+            store(out, head.at + first, x * by);
+            if (second >= 0) store(out, head.at + second, y * by);
         });
     }
     copy_values(s, qkv, out, row);
@@ -84,28 +91,39 @@ __global__ void __launch_bounds__(threads) rope_grad_kernel(RopeShape s, RopeGra
         const Head head = head_of(s, row, h);
         const Src w = head.query ? in.wq : in.wk;
         const float scale = s.norm ? in.rstd[row * turned + h] : 1.0f;
-        const auto turned_back = [&](int first, int second, Turn turn, float& x, float& y) {
-            x = load(in.dout, head.at + first);
-            y = second >= 0 ? load(in.dout, head.at + second) : 0.0f;
-            apply(turn, -1.0f, x, y);
+        const float by = head.query ? factor_of(s.query_scale, in.positions[row / s.batch]) : 1.0f;
+        // The gradient where the norm is, and what it has normed: behind the rotation or before it.
+        const auto at_norm = [&](int first, int second, Turn turn, float& x, float& y) {
+            x = load(in.dout, head.at + first) * by;
+            y = second >= 0 ? load(in.dout, head.at + second) * by : 0.0f;
+            if (!s.norm_behind) apply(turn, -1.0f, x, y);
+        };
+        const auto normed = [&](int first, int second, Turn turn, float& x, float& y) {
+            x = load(in.qkv, head.at + first);
+            y = second >= 0 ? load(in.qkv, head.at + second) : 0.0f;
+            if (s.norm_behind) apply(turn, 1.0f, x, y);
         };
         float along = 0.0f;
         if (s.norm) {
             for_each_pair(s, turns, [&](int first, int second, Turn turn) {
-                float x, y;
-                turned_back(first, second, turn, x, y);
-                along += x * load(w, first) * load(in.qkv, head.at + first);
-                if (second >= 0) along += y * load(w, second) * load(in.qkv, head.at + second);
+                float x, y, from_x, from_y;
+                at_norm(first, second, turn, x, y);
+                normed(first, second, turn, from_x, from_y);
+                along += x * weight_at(w, first) * from_x;
+                if (second >= 0) along += y * weight_at(w, second) * from_y;
             });
             along = warp_sum(along) * scale * scale * scale / static_cast<float>(s.head_dim);
         }
         for_each_pair(s, turns, [&](int first, int second, Turn turn) {
             float x, y;
-            turned_back(first, second, turn, x, y);
+            at_norm(first, second, turn, x, y);
             if (s.norm) {
-                x = x * load(w, first) * scale - load(in.qkv, head.at + first) * along;
-                if (second >= 0) y = y * load(w, second) * scale - load(in.qkv, head.at + second) * along;
+                float from_x, from_y;
+                normed(first, second, turn, from_x, from_y);
+                x = x * weight_at(w, first) * scale - from_x * along;
+                if (second >= 0) y = y * weight_at(w, second) * scale - from_y * along;
             }
+            if (s.norm_behind) apply(turn, -1.0f, x, y);
             store(dqkv, head.at + first, x);
             if (second >= 0) store(dqkv, head.at + second, y);
         });
@@ -129,11 +147,15 @@ __global__ void __launch_bounds__(sum_cols* sum_rows)
     for (std::int64_t row = slice; c < s.head_dim && row < s.tokens; row += sum_rows) {
         const Turn turn = turns ? turn_of(in.positions[row / s.batch], frequency, static_cast<float>(s.scale.magnitude))
                                 : Turn{1.0f, 0.0f};
+        const float by = blockIdx.y == 0 ? factor_of(s.query_scale, in.positions[row / s.batch]) : 1.0f;
         for (int h = from; h < to; ++h) {
             const std::int64_t at = head_of(s, row, h).at;
-            float x = load(in.dout, at + (turns ? pair.first : c)), y = turns ? load(in.dout, at + pair.second) : 0.0f;
-            apply(turn, -1.0f, x, y);
-            sum += (turns && c == pair.second ? y : x) * load(in.qkv, at + c) * in.rstd[row * turned + h];
+            // Of gradient and normed value, the one on the other side of the rotation is turned to where the norm is.
+            const Src turned_one = s.norm_behind ? in.qkv : in.dout, other = s.norm_behind ? in.dout : in.qkv;
+            float x = load(turned_one, at + (turns ? pair.first : c)),
+                  y = turns ? load(turned_one, at + pair.second) : 0.0f;
+            apply(turn, s.norm_behind ? 1.0f : -1.0f, x, y);
+            sum += (turns && c == pair.second ? y : x) * load(other, at + c) * in.rstd[row * turned + h] * by;
         }
     }
     part[slice][lane] = sum;
@@ -159,7 +181,7 @@ void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src 
     if (s.tokens <= 0) return;
     const RopeGradients in{dout, positions, qkv, wq, wk, rstd};
     if (rope_grad_packs(s, in, dqkv, dwq, dwk, stream)) return;
-    if (s.norm) { // dout may be dqkv, so this comes before dqkv is written.
+    if (s.norm && dwq != nullptr) { // dout may be dqkv, so this comes before dqkv is written.
         const dim3 grid(blocks_for(s.head_dim, sum_cols), 2);
         rope_weight_kernel<<<grid, sum_cols * sum_rows, 0, stream_of(stream)>>>(s, in, dwq, dwk);
         CUDA_CHECK(cudaGetLastError());

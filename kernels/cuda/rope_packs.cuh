@@ -77,7 +77,8 @@ struct Heads {
 template <class A>
 bool fits(const RopeShape& s) {
     const int lanes = s.head_dim / (2 * A::width);
-    return s.head_dim % (2 * A::width) == 0 && s.rotary_dim % (2 * A::width) == 0 && lanes <= warp_size &&
+    const bool plain = !s.norm_behind && s.query_scale.beta == 0.0 && (s.v_dim == 0 || s.v_dim == s.head_dim);
+    return plain && s.head_dim % (2 * A::width) == 0 && s.rotary_dim % (2 * A::width) == 0 && lanes <= warp_size &&
            (lanes & (lanes - 1)) == 0;
 }
 
@@ -95,6 +96,7 @@ unsigned even_blocks(std::int64_t tokens, std::size_t shared = 0) {
 template <class Run>
 bool with_heads(const RopeShape& s, std::initializer_list<Src> operands, Run run) {
     bool done = false;
+    if (s.norm && std::data(operands)[operands.size() - 1].data == nullptr) return false; // a norm without weights
     with_access(operands, {s.head_dim}, [&](auto access) {
         using A = decltype(access);
         if constexpr (A::width > 1) {

@@ -26,6 +26,11 @@ __device__ inline Turn turn_of(std::int32_t position, float frequency, float mag
     return turn;
 }
 
+// The factor of queries at a position.
+__device__ inline float factor_of(const QueryScale& s, std::int32_t position) {
+    return s.beta == 0.0 ? 1.0f : static_cast<float>(1.0 + s.beta * log1p(floor((position + s.offset) / s.positions)));
+}
+
 // The columns of pair i of a head's rotary part.
 struct Pair {
     int first, second;

@@ -51,6 +51,7 @@ const Kernels* cuda_kernels() {
         cuda::add_deviate(t);
         cuda::add_embedding(t);
         cuda::add_gemm(t);
+        cuda::add_layer_norm(t);
         cuda::add_loss(t);
         cuda::add_norm(t);
         cuda::add_optimizer(t);

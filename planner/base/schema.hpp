@@ -28,6 +28,7 @@ inline constexpr const char* neighbours = "moe-plan/neighbours/1";
 inline constexpr const char* plan = "moe-plan/plan/1";
 inline constexpr const char* replay = "moe-plan/replay/1";
 inline constexpr const char* report = "moe-plan/report/1";
+inline constexpr const char* run_report = "moe-plan/run-report/1";
 inline constexpr const char* search = "moe-plan/search/1";
 inline constexpr const char* show_hardware = "moe-plan/show-hardware/1";
 inline constexpr const char* show_hardware_list = "moe-plan/show-hardware-list/1";

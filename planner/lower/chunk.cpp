@@ -100,7 +100,7 @@ void Chunk::declare(emit::ParameterSet& set) const {
         layers_[i]->declare(set, plan_);
     }
     set.boundary(-1);
-    if (norm_with_mtp()) layers::Norm::declare(set, "head.norm", "model.norm.weight", model_.hidden);
+    if (norm_with_mtp()) layers::Norm::declare(set, model_, "head.norm", "model.norm.weight", model_.hidden);
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         mtp_[i]->input.declare(set);
         set.boundary(static_cast<int>(model_.layers.size() + i));

@@ -49,6 +49,11 @@ void add_io(program::Program& program, const plan::Plan& plan) {
             program.tensors[static_cast<std::size_t>(io.label_shares.back())].per_micro_batch = false;
         }
     }
+    const auto chunked = [](const model::LayerKind& kind) { return kind.attention.chunk > 0; };
+    if (std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(), chunked)) {
+        io.chunk_starts = emit::add_flat(program, "chunk_starts", program::Dtype::i32, program::Storage::input,
+                                         plan.attention_rows());
+    }
     if (!io.mtp_labels.empty())
         io.mtp_loss = emit::add_flat(program, "mtp_loss", program::Dtype::f32, program::Storage::scalar, 1);
     io.loss = emit::add_flat(program, "loss", program::Dtype::f32, program::Storage::scalar, 1);

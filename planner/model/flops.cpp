@@ -35,7 +35,7 @@ Count gqa(const Attention& a, double h, const Sequence& seq) {
     double vectors = a.qkv_bias ? query + keys + values : 0.0;
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
-    if (a.qk_norm) vectors += static_cast<double>(a.q_norm() + a.k_norm());
+    if (a.qk_norm && !a.plain_qk_norm) vectors += static_cast<double>(a.q_norm() + a.k_norm());
     return {matrices + vectors, matrices + seq.keys(a) * (query + out)};
 }
 

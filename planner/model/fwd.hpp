@@ -6,6 +6,7 @@ namespace moe::model {
 struct DocumentLengths;
 struct Model;
 struct Moe;
+struct Rope;
 struct Router;
 
 } // namespace moe::model

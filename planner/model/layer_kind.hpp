@@ -1,8 +1,9 @@
-// The kinds of layers that a model is made of: attention, router, experts or dense MLP.
+// The kinds of layers that a model is made of: attention and its rotation, router, experts or dense MLP.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace moe::model {
 
@@ -15,7 +16,37 @@ enum class AttentionKind : std::uint8_t {
     none,        // a layer of a hybrid that is nothing but its MLP or experts
 };
 
-enum class Activation : std::uint8_t { silu, gelu, quick_gelu, relu2 };
+// gelu is exact (erf), gelu_tanh its approximation by a hyperbolic tangent.
+enum class Activation : std::uint8_t { silu, gelu, quick_gelu, relu2, gelu_tanh };
+
+struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not trained. Empty type = none
+    std::string type;
+    double factor = 1.0;
+    double beta_fast = 32.0, beta_slow = 1.0;
+    double mscale = 0.0, mscale_all_dim = 0.0; // 0 = not given
+    double attention_factor = 1.0; // factor of the rotated queries and keys, as given or from factor and mscale
+    double low_freq_factor = 1.0, high_freq_factor = 4.0; // llama3
+    bool truncate = true;                                 // whole columns bound YaRN's ramp
+    std::int64_t original_positions = 0;
+
+    bool operator==(const RopeScaling&) const = default;
+};
+
+// The rotation of a kind of layers: its base and what bends its frequencies.
+struct Rope {
+    double theta = 10000.0;
+    RopeScaling scaling;
+
+    bool operator==(const Rope&) const = default;
+};
+
+// Queries are multiplied by 1 + beta * ln(1 + floor((position + offset) / positions)); beta 0: they are not (Llama 4,
+// Mistral Small 4; transformers 5.24, modeling_llama4.py and modeling_mistral4.py).
+struct QueryScale {
+    double beta = 0.0, positions = 1.0, offset = 0.0;
+
+    bool operator==(const QueryScale&) const = default;
+};
 
 struct Attention {
     AttentionKind kind = AttentionKind::gqa;
@@ -33,9 +64,18 @@ struct Attention {
     bool qk_norm = false;       // RMSNorm over each query and key head (Qwen3)
     bool whole_qk_norm = false; // qk_norm is over all heads at once, as wide as they are (OLMoE, MiniMax-M2)
     bool sinks = false;         // one learned sink logit per head (GPT-OSS)
+    bool plain_qk_norm = false; // qk_norm has no weights (Llama 4)
+    bool norm_behind = false;   // qk_norm follows the rotation (Hunyuan)
     bool output_gate = false;   // sigmoid gate on the attention output (Qwen3-Next)
     bool head_gate = false;     // one such gate per head (Step-3.5)
+    bool gate_apart = false;    // output_gate has a projection of its own instead of half the queries' (AFMoE, Laguna)
+    bool softplus_gate = false; // gates are a softplus instead of a sigmoid (Laguna)
     bool k_eq_v = false;        // no projection of values: keys serve as such (Gemma 4)
+    std::optional<Rope> rope;   // where the layer turns by another base or scaling than the model's
+    double scale = 0.0;         // factor of the products of queries and keys, 0 = 1 / sqrt(qk_dim) (Granite)
+    double value_scale = 1.0;   // factor of the values (MiMo-V2)
+    double clip = 0.0;          // projected queries, keys and values are cut at plus and minus this, 0: not (DBRX)
+    QueryScale query_scale;
     // gated_delta; mamba: groups, heads, state and width of a head
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     int scan_chunk = 0; // mamba: positions whose products are made at once

@@ -11,17 +11,6 @@
 
 namespace moe::model {
 
-struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not trained. Empty type = none
-    std::string type;
-    double factor = 1.0;
-    double beta_fast = 32.0, beta_slow = 1.0;
-    double mscale = 0.0, mscale_all_dim = 0.0; // 0 = not given
-    double attention_factor = 1.0; // factor of the rotated queries and keys, as given or from factor and mscale
-    double low_freq_factor = 1.0, high_freq_factor = 4.0; // llama3
-    bool truncate = true;                                 // whole columns bound YaRN's ramp
-    std::int64_t original_positions = 0;
-};
-
 struct Model {
     std::string name;
     std::string architecture; // e.g. "DeepseekV3ForCausalLM"
@@ -29,12 +18,16 @@ struct Model {
     std::int64_t vocab = 0;
     std::int64_t vocab_divisor = 128; // Megatron's make_vocab_size_divisible_by
     bool tied_embeddings = false;
-    bool layer_norm_bias = false; // LayerNorm with bias instead of RMSNorm (GPT-3, Nemotron-4)
+    bool layer_norm = false;      // LayerNorm instead of RMSNorm (DBRX, and all with a bias)
+    bool layer_norm_bias = false; // LayerNorm has a bias (GPT-3, Nemotron-4, Phi-3.5-MoE)
+    bool norms_from_one = false;  // checkpoints hold the weights of norms less 1 (Nemotron-4)
     bool post_norms = false;      // RMSNorm behind attention and behind the MLP too, before their sums (AFMoE)
     double norm_eps = 1e-6;
     double rope_theta = 10000.0;
     bool rope_interleaved = false; // adjacent pairs (DeepSeek) against half-split (Llama, Qwen)
     RopeScaling rope_scaling;
+    // Factors of the embedded tokens, of what layers add to the residual stream, and of the logits (Granite, AFMoE).
+    double embedding_scale = 1.0, residual_scale = 1.0, logit_scale = 1.0;
     std::vector<LayerKind> kinds;
     std::vector<int> layers;  // kind of every decoder layer, in order
     std::vector<int> mtp;     // kind of every multi-token-prediction layer
@@ -49,6 +42,8 @@ struct Model {
     const LayerKind& kind_of(int layer) const {
         return kinds[static_cast<std::size_t>(layers[static_cast<std::size_t>(layer)])];
     }
+    // The rotation of a layer with this attention.
+    Rope rope_of(const Attention& attention) const { return attention.rope.value_or(Rope{rope_theta, rope_scaling}); }
     // Vocabulary padded to a multiple of vocab_divisor * tp, as Megatron pads it.
     std::int64_t padded_vocab(int tp) const;
 };

@@ -9,25 +9,18 @@ namespace moe::model {
 
 namespace {
 
-auto fields(const RopeScaling& rope) {
-    const auto& [type, factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor,
-                 high_freq_factor, truncate, original_positions] = rope;
-    return std::tie(type, factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor,
-                    high_freq_factor, truncate, original_positions);
-}
-
 auto fields(const Model& model) {
-    const auto& [name, architecture, hidden, vocab, vocab_divisor, tied_embeddings, layer_norm_bias, post_norms,
-                 norm_eps, rope_theta, rope_interleaved, rope_scaling, kinds, layers, mtp, residual_streams, hybrid,
-                 not_executable, left_out, config_json] = model;
-    return std::tie(architecture, hidden, vocab, vocab_divisor, tied_embeddings, layer_norm_bias, post_norms, norm_eps,
-                    rope_theta, rope_interleaved, kinds, layers, mtp, residual_streams, hybrid);
+    const auto& [name, architecture, hidden, vocab, vocab_divisor, tied_embeddings, layer_norm, layer_norm_bias,
+                 norms_from_one, post_norms, norm_eps, rope_theta, rope_interleaved, rope_scaling, embedding_scale,
+                 residual_scale, logit_scale, kinds, layers, mtp, residual_streams, hybrid, not_executable, left_out,
+                 config_json] = model;
+    return std::tie(architecture, hidden, vocab, vocab_divisor, tied_embeddings, layer_norm, layer_norm_bias,
+                    norms_from_one, post_norms, norm_eps, rope_theta, rope_interleaved, rope_scaling, embedding_scale,
+                    residual_scale, logit_scale, kinds, layers, mtp, residual_streams, hybrid);
 }
 
 } // namespace
 
-bool same_computation(const Model& a, const Model& b) {
-    return fields(a) == fields(b) && fields(a.rope_scaling) == fields(b.rope_scaling);
-}
+bool same_computation(const Model& a, const Model& b) { return fields(a) == fields(b); }
 
 } // namespace moe::model

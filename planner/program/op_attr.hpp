@@ -53,15 +53,31 @@ struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
     double eps = 1e-6;
     Module within = Module::layernorm; // else the module whose first product keeps its output, see Norm::within
+    bool centred = false;              // LayerNorm: the mean is taken off first
+};
+// The norms of all query heads and of all key heads of a packed row, over heads of all TP ranks.
+struct HeadsNormAttr {
+    std::int64_t tokens = 0, queries = 0, keys = 0; // columns of this rank's query and key heads
+    std::int64_t all_queries = 0, all_keys = 0;     // columns of those of all TP ranks
+    double eps = 1e-6;
+};
+struct ScaleAttr {
+    double factor = 1.0;
+};
+struct ClipAttr {
+    double limit = 0.0;
+};
+struct GateAttr {
+    bool softplus = false; // instead of a sigmoid
 };
 // Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
 // u = f * turns, or i where turns is 0; queries and keys are multiplied by `magnitude` as they turn.
 struct FrequencyScale {
     double factor = 1.0, low = 0.0, high = 1.0, turns = 0.0, magnitude = 1.0;
 };
-// The scaling of a model for heads of `rotary_dim` rotated columns. Source: transformers 5.23, modeling_rope_utils.py;
+// The scaling of a rotation of `rotary_dim` columns of a head. Source: transformers 5.23, modeling_rope_utils.py;
 // YaRN: arXiv:2309.00071.
-FrequencyScale frequency_scale(const model::Model& model, int rotary_dim);
+FrequencyScale frequency_scale(const model::Rope& rope, int rotary_dim);
 struct RopeAttr {
     // Row = index of its position * batch + sequence; positions by row (documents) have batch 1.
     std::int64_t tokens = 0, batch = 1;
@@ -69,6 +85,9 @@ struct RopeAttr {
     double theta = 10000.0, eps = 1e-6;
     bool interleaved = false, norm = false;
     FrequencyScale scale;
+    bool norm_behind = false; // the norm follows the rotation
+    int v_dim = 0;            // columns of a value head
+    model::QueryScale query_scale;
 };
 struct MlaRopeAttr {
     std::int64_t tokens = 0, batch = 1;
@@ -76,6 +95,7 @@ struct MlaRopeAttr {
     double theta = 10000.0;
     bool interleaved = true;
     FrequencyScale scale;
+    model::QueryScale query_scale;
 };
 struct AttentionAttr {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0; // rows are position * batch + sequence
@@ -88,7 +108,7 @@ struct AttentionAttr {
     bool gathered = false;   // keys are compressed and picked by index (cost only)
     std::int64_t picked = 0; // keys that an indexer picks for each query, 0 = none (cost only)
     bool kept = false;       // pick_keys: layers behind this one read the choice as well, so that it is not made again
-    std::int64_t chunk = 0;  // see Attention (cost only)
+    std::int64_t chunk = 0;  // see Attention; where it begins is an operand as the beginning of a document is
     double visible = 0.5;    // share of the seq_q x seq_k square that the mask leaves (cost only)
     // Step `step` of a CP ring: keys and values are those of the member `step` places before this rank. Each member
     // holds two runs of the sequence, r and 2 ring - 1 - r of 2 ring (zigzag): every step sees half of its square.
@@ -193,6 +213,6 @@ struct CopyAttr {
 using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
                           ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
                           ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
-                          GroupedBiasAttr, QuantizeAttr, ScanAttr>;
+                          GroupedBiasAttr, QuantizeAttr, ScanAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr>;
 
 } // namespace moe::program

@@ -10,13 +10,20 @@ enum class OpKind : std::uint8_t {
     // cap = planned rows of a routed buffer. [x] optional, +x accumulated into.
     embedding,      // ids[S], table[V/tp, h] -> x[S, h]; rows of ids outside this rank's vocabulary slice are zero
     embedding_grad, // ids[S], dx[S, h] -> +dtable[V/tp, h]
-    rmsnorm,        // x[R, C (stride)], w[C] -> y[R, C], rstd[R]
-    rmsnorm_grad,   // dy[R, C], x, w, rstd, [dresidual[R, C]] -> dx[R, C (stride)] = grad (+ dresidual), +dw[C]
-    add,            // a, b -> a + b
-    bias_add,       // x[R, C], b[C] -> x + b
-    copy_columns,   // x[R, W] -> y[R, W']: a range of columns copied or added; ColumnsAttr
-    bias_grad,      // dy[R, C] -> +db[C]
-    gemm,           // A, B -> C or +C; GemmAttr
+    rmsnorm,        // x[R, C (stride)], w[C], [b[C]] -> y[R, C], rstd[R] (LayerNorm: and the mean, [R, 2]); NormAttr
+    rmsnorm_grad, // dy[R, C], x, w, rstd, [dresidual[R, C]] -> dx[R, C (stride)] = grad (+ dresidual), +dw[C], [+db[C]]
+    heads_squares,   // x[S, W] -> squares[S, 2]: of a row's query heads and of its key heads; HeadsNormAttr
+    heads_norm,      // x, squares, wq, wk -> y[S, W]: queries and keys by their norm, the rest copied
+    heads_along,     // dy[S, W], x, wq, wk -> along[S, 2]: sums of dy w x, as heads_norm_grad needs them
+    heads_norm_grad, // dy, x, squares, along, wq, wk -> dx[S, W], +dwq, +dwk
+    scale,           // x -> factor * x; ScaleAttr
+    clip,            // x -> x cut at -limit and limit; ClipAttr
+    clip_grad,       // dy, x -> dy where x is not cut, else 0
+    add,             // a, b -> a + b
+    bias_add,        // x[R, C], b[C] -> x + b
+    copy_columns,    // x[R, W] -> y[R, W']: a range of columns copied or added; ColumnsAttr
+    bias_grad,       // dy[R, C] -> +db[C]
+    gemm,            // A, B -> C or +C; GemmAttr
     rope,      // qkv[S, W], positions[S/b], [wq[d], wk[d]] -> qkv'[S, W], [rstd[S, heads+kv]]: QK-norm and rotation, v
                // copied
     rope_grad, // dqkv'[S, W], positions, [qkv, wq, wk, rstd] -> dqkv[S, W], [+dwq, +dwk]
@@ -38,8 +45,8 @@ enum class OpKind : std::uint8_t {
     scan_grad,          // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
     activation,         // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
-    sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
-    sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
+    sigmoid_scale,      // y, g -> y * sigmoid(g): each gate is of as many neighbours as there are; GateAttr
+    sigmoid_scale_grad, // dout, y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
     router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced

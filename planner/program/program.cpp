@@ -105,6 +105,20 @@ const char* to_string(OpKind kind) {
         return "rmsnorm";
     case OpKind::rmsnorm_grad:
         return "rmsnorm_grad";
+    case OpKind::heads_squares:
+        return "heads_squares";
+    case OpKind::heads_norm:
+        return "heads_norm";
+    case OpKind::heads_along:
+        return "heads_along";
+    case OpKind::heads_norm_grad:
+        return "heads_norm_grad";
+    case OpKind::scale:
+        return "scale";
+    case OpKind::clip:
+        return "clip";
+    case OpKind::clip_grad:
+        return "clip_grad";
     case OpKind::add:
         return "add";
     case OpKind::bias_add:

@@ -5,6 +5,7 @@
 #include "planner/base/files.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/program/program.hpp"
+#include "planner/program/trace_stream.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -122,22 +123,25 @@ const Op* op_of(const Program& program, const TimelineRow& row) {
     return op < ops.size() && ops[op].kind == row.kind ? &ops[op] : nullptr;
 }
 
+void append_trace(const Timeline& timeline, const Append& append) {
+    check_rows(timeline);
+    append(metadata(timeline));
+    append(names(timeline));
+    std::string buffer;
+    buffer.reserve(chunk_bytes + 1024);
+    for (const TimelineRow& row : timeline.rows) {
+        append_row(buffer, row);
+        if (buffer.size() < chunk_bytes) continue;
+        append(buffer);
+        buffer.clear();
+    }
+    append(buffer);
+    append("\n]}\n");
+}
+
 void write_trace(const Timeline& timeline, const std::string& path) {
     check_rows(timeline);
-    write_file(path, [&timeline](const Append& append) {
-        append(metadata(timeline));
-        append(names(timeline));
-        std::string buffer;
-        buffer.reserve(chunk_bytes + 1024);
-        for (const TimelineRow& row : timeline.rows) {
-            append_row(buffer, row);
-            if (buffer.size() < chunk_bytes) continue;
-            append(buffer);
-            buffer.clear();
-        }
-        append(buffer);
-        append("\n]}\n");
-    });
+    write_file(path, [&timeline](const Append& append) { append_trace(timeline, append); });
 }
 
 namespace {
@@ -307,10 +311,14 @@ Timeline read_trace(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     if (!file || file.peek() == std::ifstream::traits_type::eof())
         refuse("cannot read {}: no such file, or it is empty", path);
+    return read_trace(file, path);
+}
+
+Timeline read_trace(std::istream& text, const std::string& place) {
     Timeline timeline;
-    Handler handler(path, timeline);
-    Json::sax_parse(file, &handler);
-    if (file.bad()) refuse("cannot read {}: the disk reports an error", path);
+    Handler handler(place, timeline);
+    Json::sax_parse(text, &handler);
+    if (text.bad()) refuse("cannot read {}: the disk reports an error", place);
     handler.check();
     return timeline;
 }

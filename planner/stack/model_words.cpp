@@ -66,6 +66,8 @@ const char* activation(const Plan& p) {
         return "quick_gelu";
     case model::Activation::relu2:
         return "relu2";
+    case model::Activation::gelu_tanh:
+        return "gelu_tanh";
     }
     return "silu";
 }
@@ -239,8 +241,7 @@ std::vector<PlanWord> whole_model() {
         {"model.vocab", NumberWord{[](const Plan& p) { return double(p.model->vocab); }}},
         {"model.vocab_divisor", NumberWord{[](const Plan& p) { return double(p.model->vocab_divisor); }}},
         {"model.tied_embeddings", NameWord{[](const Plan& p) { return on_off(p.model->tied_embeddings); }}},
-        {"model.normalization",
-         NameWord{[](const Plan& p) { return p.model->layer_norm_bias ? "LayerNorm" : "RMSNorm"; }}},
+        {"model.normalization", NameWord{[](const Plan& p) { return p.model->layer_norm ? "LayerNorm" : "RMSNorm"; }}},
         {"model.post_norms", NameWord{[](const Plan& p) { return on_off(p.model->post_norms); }}},
         {"model.norm_eps", NumberWord{[](const Plan& p) { return p.model->norm_eps; }}},
         {"model.uniform", NameWord{[](const Plan& p) { return on_off(uniform(p)); }}},

@@ -158,7 +158,10 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
 double micro_batch_input_bytes(const plan::Plan& plan) {
     const auto tokens = static_cast<double>(plan.tokens_gathered());
     const double documents = plan.masks_documents() ? tokens + static_cast<double>(plan.attention_rows()) : 0.0;
-    return 4.0 * (tokens * (2.0 + static_cast<double>(plan.model->mtp.size())) + documents);
+    const auto chunked = [](const model::LayerKind& kind) { return kind.attention.chunk > 0; };
+    const bool chunks = std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(), chunked);
+    return 4.0 * (tokens * (2.0 + static_cast<double>(plan.model->mtp.size())) + documents +
+                  (chunks ? static_cast<double>(plan.attention_rows()) : 0.0));
 }
 
 double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,

@@ -166,6 +166,50 @@ def test_every_term_has_its_entry():
     assert not missing, missing
 
 
+def test_page_of_a_run():
+    """As execute writes it: charts with legends that switch, loads of experts, both timelines, glossary, nothing asked for."""
+    page = BROWSER.open((HERE / "run.html").as_uri())
+    page.wait("document.querySelectorAll('svg.pipeline rect').length && document.querySelector('.u-wrap canvas')")
+    sound(page, "run", ALL_SIZES)
+    assert [address for address in page.addresses() if not address.startswith("data:")] == [(HERE / "run.html").as_uri()]
+    run = json.loads((HERE / "run/run.json").read_text())
+    text = page.text()
+    for words in ("as it ran", "validation loss", "Gradient norm", "Load of experts", "Both timelines", "Furthest apart", "sha256", "moe-plan execute", f"{run['steps'][-1]['loss']:.4f}"):
+        assert words in text, words
+    assert page.count("svg.pipeline") == 2
+    names, *layers = (HERE / "run/routing.csv").read_text().splitlines()
+    assert page.count("svg.experts rect.load") == len(layers) * len(names.split(",")) > 0
+    legend = "[...document.querySelectorAll('.legend')].find((one) => one.innerText.includes('training loss')).innerText"
+    page.click(".legend button.switch")
+    assert "off" in page.run(legend)
+    page.run("document.querySelector('.u-over').dispatchEvent(new MouseEvent('mousemove', {clientX: 1, clientY: 1, bubbles: true}))")
+    page.click("a.term")
+    assert page.run("document.activeElement.tagName") == "DT"
+    outside = page.run("""[...document.querySelectorAll('svg text')].filter((text) => {
+        const inner = text.getBoundingClientRect(), outer = text.ownerSVGElement.getBoundingClientRect();
+        return inner.left < outer.left - 1 || inner.right > outer.right + 1;
+    }).map((text) => text.textContent)""")
+    assert not outside, f"labels outside of their frame: {outside}"
+
+
+def test_page_of_a_comparison():
+    """As compare writes it of the same run, and of two timelines alone."""
+    compared = json.loads(subprocess.run([COMMAND, "compare", "run", "--report", "compared.html", "--json"], cwd=HERE, check=True, capture_output=True, text=True).stdout)
+    page = BROWSER.open((HERE / "compared.html").as_uri())
+    page.wait("document.querySelectorAll('svg.pipeline rect').length")
+    sound(page, "compared")
+    rows = page.run("[...document.querySelectorAll('[aria-label^=\"busy time by kind\"] tbody tr')].map((row) => row.firstChild.textContent)")
+    assert rows == [kind["kind"] for kind in compared["by_kind"]] + ["waiting"], rows
+    page.run("[...document.querySelectorAll('button.sort')].find((one) => one.textContent === 'count').click()")
+    counts = page.run("[...document.querySelectorAll('[aria-label^=\"busy time by kind\"] tbody tr')].map((row) => Number(row.children[1].textContent.replace(',', '')))")
+    assert counts == sorted(counts, reverse=True) and counts[0] == max(kind["count"] for kind in compared["by_kind"]), counts
+    assert "moe-plan compare run" in page.text() and "moe-plan execute" in page.text()
+    subprocess.run([COMMAND, "compare", "run/predicted.json", "run/measured.json", "--report", "two.html"], cwd=HERE, check=True, capture_output=True)
+    page = BROWSER.open((HERE / "two.html").as_uri())
+    page.wait("document.querySelectorAll('svg.pipeline rect').length")
+    assert "Both timelines" in page.text() and "Gradient norm" not in page.text() and not page.complaints()
+
+
 def test_import_and_launch():
     page = BROWSER.open(SERVER.address)
     page.wait("document.querySelector('form.request')")
@@ -226,6 +270,10 @@ def prepare():
     small = "--model tiny-qwen3-moe --hardware cpu-local --gpus 4 --gbs 16 --seq 64 --precision fp32 --fix pp=2"
     subprocess.run([COMMAND, "search", *small.split(), "--out", "plan.json"], cwd=HERE, check=True, capture_output=True)
     subprocess.run([COMMAND, "replay", "plan.json", "--report", "report.html"], cwd=HERE, check=True, capture_output=True)
+    (HERE / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 500)
+    subprocess.run([COMMAND, "tokenize", "a.txt", "--out", "text"], cwd=HERE, check=True, capture_output=True)
+    subprocess.run([COMMAND, "execute", "plan.json", "--data", "text", "--steps", "6", "--valid-data", "text", "--eval-batches", "1", "--eval-interval", "2",
+                    "--run-dir", "run", "--report", "run.html"], cwd=HERE, check=True, capture_output=True)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ double curve_of(Curve curve, double x) {
         return x * sigmoid(1.702 * x);
     case Curve::relu2:
         return x > 0.0 ? x * x : 0.0;
+    case Curve::gelu_tanh:
+        return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
     }
     return 0.0;
 }
 const char* name_of(Curve curve) {
-    const char* names[] = {"silu", "gelu", "quick_gelu", "relu2"};
+    const char* names[] = {"silu", "gelu", "quick_gelu", "relu2", "gelu_tanh"};
     return names[static_cast<int>(curve)];
 }
 
@@ -117,21 +119,26 @@ ActivationShape shape(std::int64_t rows, std::int64_t ffn, Curve curve, bool gat
     return s;
 }
 
-Case sigmoid_scale_case(bool grad, std::int64_t rows, std::int64_t cols, Type type) {
+Case sigmoid_scale_case(bool grad, std::int64_t rows, std::int64_t cols, Type type, bool softplus = false) {
     struct Data {
         std::int64_t rows, cols;
+        bool softplus;
         Tensor y, g, dout, out, dy, dg;
         Vec forward(const Vec& y_at, const Vec& g_at) const {
             Vec o = y_at;
-            for (std::size_t i = 0; i < o.size(); ++i) o[i] *= sigmoid(g_at[i / static_cast<std::size_t>(cols)]);
+            for (std::size_t i = 0; i < o.size(); ++i) {
+                const double gate = g_at[i / static_cast<std::size_t>(cols)];
+                o[i] *= softplus ? std::log1p(std::exp(gate)) : sigmoid(gate);
+            }
             return o;
         }
     };
     Case out;
-    out.name = fmt::format("sigmoid_scale{} {}x{} {}", grad ? "_grad" : "", rows, cols, test::name_of(type));
+    out.name = fmt::format("sigmoid_scale{} {}x{}{} {}", grad ? "_grad" : "", rows, cols, softplus ? " softplus" : "",
+                           test::name_of(type));
     Random random(out.name);
     const std::int64_t n = rows * cols;
-    auto d = std::make_shared<Data>(Data{rows, cols, random.tensor(type, n), random.tensor(type, rows),
+    auto d = std::make_shared<Data>(Data{rows, cols, softplus, random.tensor(type, n), random.tensor(type, rows),
                                          random.tensor(type, n), Tensor(type, n), Tensor(type, n), Tensor(type, rows)});
     out.tolerance = tolerance(type);
     out.flops = (grad ? 3.0 : 1.0) * static_cast<double>(n);
@@ -139,9 +146,9 @@ Case sigmoid_scale_case(bool grad, std::int64_t rows, std::int64_t cols, Type ty
     out.call = [d, grad] {
         if (grad) {
             table().sigmoid_scale_grad(d->dout.src(), d->y.src(), d->g.src(), d->dy.dst(), d->dg.dst(), d->rows,
-                                       d->cols, nullptr);
+                                       d->cols, d->softplus, nullptr);
         } else {
-            table().sigmoid_scale(d->y.src(), d->g.src(), d->out.dst(), d->rows, d->cols, nullptr);
+            table().sigmoid_scale(d->y.src(), d->g.src(), d->out.dst(), d->rows, d->cols, d->softplus, nullptr);
         }
     };
     out.error = [d, grad] {
@@ -215,7 +222,7 @@ TEST_CASE("activation and its gradient: clamped gate and up (GPT-OSS)") {
 TEST_CASE("activation and its gradient: every curve, gated and plain, with probabilities and counts") {
     for (const Type type : {Type::f32, Type::bf16}) {
         for (const bool grad : {false, true}) {
-            for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu, Curve::relu2}) {
+            for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu, Curve::relu2, Curve::gelu_tanh}) {
                 for (const bool gated : {false, true}) {
                     check(activation_case(grad, shape(5, 11, curve, gated), false, {}, type));
                     check(activation_case(grad, shape(7, 3, curve, gated), true, {2, 0, 3}, type));
@@ -256,6 +263,10 @@ TEST_CASE("sigmoid_scale and its gradient") {
         for (const bool grad : {false, true}) {
             check(sigmoid_scale_case(grad, 1, 1, type));
             check(sigmoid_scale_case(grad, 5, 13, type));
+            for (const bool softplus : {false, true}) {
+                check(sigmoid_scale_case(grad, 1000, 1, type, softplus)); // a gate for every value
+                check(sigmoid_scale_case(grad, 12, 16, type, softplus));
+            }
         }
     }
 }

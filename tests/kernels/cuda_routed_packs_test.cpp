@@ -54,8 +54,8 @@ void activations(std::int64_t ffn, Type type, Type results, const ActivationShap
         k.activation(s, x.src(), nullptr, nullptr, all.dst(), {}, nullptr);
         k.scale_rows(dy.src(), p.f32(), counts.data(), scaled.dst(), 3, rows, ffn, nullptr);
         k.scale_rows_grad(dy.src(), x.src(), p.f32(), counts.data(), dscaled.dst(), dp2.f32(), 3, rows, ffn, nullptr);
-        k.sigmoid_scale(dy.src(), gate.src(), out.dst(), rows, ffn, nullptr);
-        k.sigmoid_scale_grad(dy.src(), x.src(), gate.src(), dout.dst(), dg.dst(), rows, ffn, nullptr);
+        k.sigmoid_scale(dy.src(), gate.src(), out.dst(), rows, ffn, false, nullptr);
+        k.sigmoid_scale_grad(dy.src(), x.src(), gate.src(), dout.dst(), dg.dst(), rows, ffn, false, nullptr);
         return Outputs{y, dx, dp, all, scaled, dscaled, dp2, out, dout, dg};
     });
 }

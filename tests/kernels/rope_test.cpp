@@ -44,34 +44,49 @@ void normalise(Vec& x, std::size_t start, const Vec& w, double eps) {
     for (std::size_t j = 0; j < w.size(); ++j) x[start + j] *= scale * w[j];
 }
 
+double query_factor(const QueryScale& s, double position) {
+    return 1.0 + s.beta * std::log(1.0 + std::floor((position + s.offset) / s.positions));
+}
+
 struct RopeData {
     RopeShape s;
     Index positions;
     Tensor qkv, wq, wk, out, rstd, dout, dqkv, dwq, dwk;
     Vec dwq_before, dwk_before;
+    bool weighted = true; // the norm has weights
 
     Vec forward(Vec x, const Vec& q_weight, const Vec& k_weight) const {
         const auto d = static_cast<std::size_t>(s.head_dim), heads = static_cast<std::size_t>(s.heads);
-        const auto kv = static_cast<std::size_t>(s.kv_heads), width = (heads + 2 * kv) * d;
+        const auto kv = static_cast<std::size_t>(s.kv_heads),
+                   width = (heads + kv) * d + kv * (s.v_dim > 0 ? static_cast<std::size_t>(s.v_dim) : d);
+        const auto norm = [&](std::size_t at, bool query) {
+            if (s.norm) normalise(x, at, !weighted ? Vec(d, 1.0) : query ? q_weight : k_weight, s.eps);
+        };
         for (std::size_t r = 0; r < static_cast<std::size_t>(s.tokens); ++r) {
             const double position = positions[r / static_cast<std::size_t>(s.batch)];
             for (std::size_t h = 0; h < heads + kv; ++h) {
-                if (s.norm) normalise(x, r * width + h * d, h < heads ? q_weight : k_weight, s.eps);
+                if (!s.norm_behind) norm(r * width + h * d, h < heads);
                 turn(x, r * width + h * d, static_cast<std::size_t>(s.rotary_dim / 2), s.interleaved, s.theta, s.scale,
                      position);
+                if (s.norm_behind) norm(r * width + h * d, h < heads);
+                if (h >= heads) continue;
+                for (std::size_t j = 0; j < d; ++j) x[r * width + h * d + j] *= query_factor(s.query_scale, position);
             }
         }
         return x;
     }
 };
 
-Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position = 100) {
+Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position = 100, bool weighted = true) {
     Case out;
-    out.name = fmt::format("rope{} tokens {} batch {} heads {}+{} dim {} rotary {}{}{}{} {}", grad ? "_grad" : "",
-                           s.tokens, s.batch, s.heads, s.kv_heads, s.head_dim, s.rotary_dim,
-                           s.interleaved ? " interleaved" : "", s.norm ? " norm" : "", scaling(s.scale), name_of(type));
+    out.name = fmt::format("rope{} tokens {} batch {} heads {}+{} dim {} rotary {}{}{}{}{}{}{}{} {}",
+                           grad ? "_grad" : "", s.tokens, s.batch, s.heads, s.kv_heads, s.head_dim, s.rotary_dim,
+                           s.interleaved ? " interleaved" : "", s.norm ? " norm" : "", s.norm_behind ? " behind" : "",
+                           weighted ? "" : " without weights", s.v_dim > 0 ? fmt::format(" v {}", s.v_dim) : "",
+                           s.query_scale.beta > 0.0 ? " scaled queries" : "", scaling(s.scale), name_of(type));
     Random random(out.name);
-    const std::int64_t n = s.tokens * (s.heads + 2 * s.kv_heads) * s.head_dim, d = s.head_dim;
+    const std::int64_t v_dim = s.v_dim > 0 ? s.v_dim : s.head_dim, d = s.head_dim;
+    const std::int64_t n = s.tokens * ((s.heads + s.kv_heads) * d + s.kv_heads * v_dim);
     auto data = std::make_shared<RopeData>(RopeData{s,
                                                     random.indices(s.tokens / s.batch, largest_position),
                                                     random.tensor(type, n),
@@ -85,13 +100,15 @@ Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position 
                                                     random.tensor(Type::f32, d),
                                                     {},
                                                     {}});
+    data->weighted = weighted;
     data->dwq_before = data->dwq.values(), data->dwk_before = data->dwk.values();
     out.tolerance = tolerance(type);
     out.flops = (s.norm ? 10.0 : 3.0) * static_cast<double>(n);
     out.bytes = 2.0 * static_cast<double>(n) * static_cast<double>(size_of(type));
     const auto forward = [data] {
-        table().rope(data->s, data->qkv.src(), data->positions.data(), data->wq.src(), data->wk.src(), data->out.dst(),
-                     data->rstd.f32(), nullptr);
+        const Src wq = data->weighted ? data->wq.src() : Src{}, wk = data->weighted ? data->wk.src() : Src{};
+        table().rope(data->s, data->qkv.src(), data->positions.data(), wq, wk, data->out.dst(), data->rstd.f32(),
+                     nullptr);
     };
     if (!grad) {
         out.call = forward;
@@ -104,9 +121,10 @@ Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position 
     }
     forward();
     out.call = [data] {
-        table().rope_grad(data->s, data->dout.src(), data->positions.data(), data->qkv.src(), data->wq.src(),
-                          data->wk.src(), data->rstd.f32(), data->dqkv.dst(), data->dwq.f32(), data->dwk.f32(),
-                          nullptr);
+        const Src wq = data->weighted ? data->wq.src() : Src{}, wk = data->weighted ? data->wk.src() : Src{};
+        table().rope_grad(data->s, data->dout.src(), data->positions.data(), data->qkv.src(), wq, wk, data->rstd.f32(),
+                          data->dqkv.dst(), data->weighted ? data->dwq.f32() : nullptr,
+                          data->weighted ? data->dwk.f32() : nullptr, nullptr);
     };
     out.error = [data] {
         const Vec x = data->qkv.values(), wq = data->wq.values(), wk = data->wk.values(), dy = data->dout.values();
@@ -145,6 +163,8 @@ struct MlaData {
             const double position = positions[r / static_cast<std::size_t>(s.batch)];
             for (std::size_t h = 0; h < n; ++h) {
                 turn(queries, (r * n + h) * (nope + rope) + nope, rope / 2, s.interleaved, s.theta, s.scale, position);
+                for (std::size_t j = 0; j < nope + rope; ++j)
+                    queries[(r * n + h) * (nope + rope) + j] *= query_factor(s.query_scale, position);
                 const std::size_t from = kv_at + (r * n + h) * (nope + vd), start = keys.size();
                 for (std::size_t j = 0; j < nope; ++j) keys.push_back(in[from + j]);
                 for (std::size_t j = 0; j < rope; ++j) keys.push_back(in[down_at + r * (c + rope) + c + j]);
@@ -165,9 +185,10 @@ Vec joined(const Vec& a, const Vec& b, const Vec& c) {
 
 Case mla_case(bool grad, MlaRopeShape s, Type type) {
     Case out;
-    out.name = fmt::format("mla_rope{} tokens {} batch {} heads {} nope {} rope {} v {} lora {}{}{} {}",
-                           grad ? "_grad" : "", s.tokens, s.batch, s.heads, s.nope, s.rope, s.v, s.kv_lora,
-                           s.interleaved ? " interleaved" : "", scaling(s.scale), name_of(type));
+    out.name =
+        fmt::format("mla_rope{} tokens {} batch {} heads {} nope {} rope {} v {} lora {}{}{}{} {}", grad ? "_grad" : "",
+                    s.tokens, s.batch, s.heads, s.nope, s.rope, s.v, s.kv_lora, s.interleaved ? " interleaved" : "",
+                    s.query_scale.beta > 0.0 ? " scaled queries" : "", scaling(s.scale), name_of(type));
     Random random(out.name);
     const std::int64_t q = s.tokens * s.heads * (s.nope + s.rope), kv = s.tokens * s.heads * (s.nope + s.v);
     const std::int64_t down = s.tokens * (s.kv_lora + s.rope), v = s.tokens * s.heads * s.v;
@@ -230,6 +251,35 @@ TEST_CASE("rope: half-split and interleaved, partial rotation, grouped keys, QK-
                     check(rope_case(grad, shape(3, 3, 1, 1, 6, 2, interleaved, norm), type));
                 }
             }
+        }
+    }
+}
+
+TEST_CASE("rope: norms behind the rotation or without weights, narrow values, no rotation, scaled queries") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const bool grad : {false, true}) {
+            for (const int rotary : {0, 4, 8}) {
+                RopeShape s = shape(6, 2, 4, 2, 8, rotary, false, true);
+                check(rope_case(grad, s, type, 100, false));
+                s.norm_behind = true;
+                check(rope_case(grad, s, type));
+                s.v_dim = 6;
+                s.query_scale = {0.3, 9.0, 1.0};
+                check(rope_case(grad, s, type));
+                s.norm = s.norm_behind = false;
+                check(rope_case(grad, s, type));
+            }
+            // Shapes of whole packs, where other kernels would go.
+            RopeShape wide = shape(6, 2, 4, 2, 64, 64, false, true);
+            check(rope_case(grad, wide, type, 100, false));
+            wide.norm_behind = true;
+            check(rope_case(grad, wide, type));
+            wide.norm_behind = false;
+            wide.query_scale = {0.3, 9.0, 0.0};
+            check(rope_case(grad, wide, type));
+            MlaRopeShape m = mla(4, 2, 3, 16, 16, 16, 16);
+            m.query_scale = {0.3, 90.0, 0.0};
+            check(mla_case(grad, m, type));
         }
     }
 }

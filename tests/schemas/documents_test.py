@@ -196,7 +196,17 @@ def test_evaluate_and_generate():
 
 
 def test_compare():
-    hold_to_changes("compare", printed("compare run", "compare"))
+    hold_to_changes("compare", printed("compare run --report report.json", "compare"))
+    whole = written("report.json")
+    hold_to_changes("run-report", whole)
+    assert whole["run"]["series"]["step"] == [1, 2, 3] and whole["comparison"]["by_kind"] and len(whole["experts"]) == 4
+    command("compare run/predicted.json run/measured.json --report report.json")
+    timelines = written("report.json")
+    hold("run-report", timelines)
+    assert set(whole) - set(timelines) == {"run", "experts"}
+    command("execute run/plan.json --data text --steps 2 --report report.json")
+    hold("run-report", written("report.json"))
+    assert set(written("report.json")) == set(whole)
 
 
 def test_compare_with_other_engines():

@@ -135,8 +135,9 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
                  "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
     add(verb, "--trace", o.trace, "FILE",
-        "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON, or NAME.pftrace in Perfetto's own format "
-        "with memory, links and arrows");
+        "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON (NAME.json.gz: compressed), or "
+        "NAME.pftrace "
+        "in Perfetto's own format with memory, links and arrows");
     add(verb, "--report", o.report, "FILE", "write a self-contained HTML page, or its data where FILE ends in .json");
     add(verb, "--set", o.set, "FIELD=VALUE", "change a field of the plan first; may be repeated")
         ->allow_extra_args(false)
@@ -173,6 +174,8 @@ void add_compare(CLI::App& app, CompareOptions& o) {
     add(verb, "--rank", o.rank, "N", "with --profile: the rank whose it is (default: as it says, else 0)");
     add(verb, "--kernels", o.kernels, "FILE",
         "with --profile: table of kernel names, or the name of one in profiles/kernels (default: the stack's)");
+    add(verb, "--report", o.report, "FILE",
+        "write a self-contained HTML page of traces or a run directory, or its data where FILE ends in .json");
     add_neighbours(verb, o.no_neighbours);
 }
 
@@ -315,6 +318,8 @@ Commands::~Commands() = default;
 
 CLI::App& Commands::app() { return *app_; }
 
-void Commands::remember(const std::string& typed) { options_->execute.command = options_->replay.command = typed; }
+void Commands::remember(const std::string& typed) {
+    options_->execute.command = options_->replay.command = options_->compare.command = typed;
+}
 
 } // namespace moe::tools

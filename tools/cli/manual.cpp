@@ -81,6 +81,7 @@ std::string item(const std::string& text) {
 
 constexpr std::pair<const char*, const char*> environment[] = {
     {"MOE_PLAN_PROFILES", "the folder of profiles, in place of the one beside the command"},
+    {"MOE_PLAN_CUDA", "the CUDA engine's module, in place of the one beside the command or installed with it"},
     {"NO_COLOR", "if it is set, nothing is coloured, not even on a terminal"}};
 
 constexpr std::pair<const char*, const char*> statuses[] = {

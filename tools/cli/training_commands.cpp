@@ -31,6 +31,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--init-from", o.init_from, "DIR",
         "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
         "the plan's vocabulary may be larger");
+    verb->add_flag("--upcycle", o.upcycle,
+                   "with --init-from: DIR holds a dense model, of whose MLPs the experts are made")
+        ->needs("--init-from");
     add(verb, "--run-dir", o.run_dir, "DIR",
         "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     add(verb, "--metrics", o.metrics, "DIR",
@@ -41,7 +44,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eval-batches", o.eval_batches, "N",
         "with --valid-data: global batches that are evaluated (default: all of it)");
     add(verb, "--trace", o.trace, "FILE",
-        "write the measured timeline as Chrome trace JSON, or as NAME.pftrace (see replay)");
+        "write the measured timeline as Chrome trace JSON, NAME.json.gz or NAME.pftrace (see replay)");
+    add(verb, "--report", o.report, "FILE",
+        "write a self-contained HTML page of the run, or its data where FILE ends in .json");
     add(verb, "--checkpoint", o.checkpoint, "DIR",
         "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");

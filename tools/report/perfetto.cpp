@@ -1,7 +1,6 @@
 // Writes the packets of a Perfetto trace: descriptors of tracks, slices, counters and flows, with interned names.
 #include "tools/report/perfetto.hpp"
 
-#include "planner/base/files.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory_timeline.hpp"
 #include "planner/plan/plan.hpp"
@@ -286,13 +285,6 @@ std::string perfetto_trace(const program::Timeline& timeline, const TracedPlans&
         begin = end;
     }
     return packets.take();
-}
-
-void write_timeline(const program::Timeline& timeline, const TracedPlans& plans, const std::string& path) {
-    if (is_perfetto(path))
-        write_file(path, perfetto_trace(timeline, plans));
-    else
-        program::write_trace(timeline, path);
 }
 
 } // namespace moe::tools

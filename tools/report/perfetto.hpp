@@ -29,7 +29,4 @@ bool is_perfetto(const std::string& path);
 std::string perfetto_trace(const program::Timeline& timeline, const TracedPlans& plans);
 inline constexpr int memory_samples = 1000;
 
-// Writes the trace in the format that the name asks for. Throws Error (failure).
-void write_timeline(const program::Timeline& timeline, const TracedPlans& plans, const std::string& path);
-
 } // namespace moe::tools

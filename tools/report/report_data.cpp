@@ -1,7 +1,6 @@
-// Collects what the page of a plan shows: boxes of slots by pipeline rank, memory by class over time, and its origin.
+// Collects what the page of a plan shows: its explanation, one pipeline, memory by class over time, and its origin.
 #include "tools/report/report_data.hpp"
 
-#include "engine/base/hmac.hpp"
 #include "planner/base/json.hpp"
 #include "planner/base/schema.hpp"
 #include "planner/lower/lower.hpp"
@@ -11,17 +10,15 @@
 #include "planner/program/program.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/comparison.hpp"
+#include "tools/report/origin.hpp"
+#include "tools/report/pipeline_boxes.hpp"
 #include "tools/report/stamp.hpp"
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
-#include <ctime>
-#include <map>
 #include <vector>
 
 namespace moe::tools {
@@ -29,69 +26,6 @@ namespace moe::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr std::size_t most_boxes = 120000; // some 3 MB of text; a page draws those of its window alone
-
-struct Box { // one slot of a pipeline rank
-    int stage = 0, half = 0;
-    plan::SlotKind kind{};
-    int chunk = 0, micro_batch = 0;
-    double start = 0.0, end = 0.0;
-};
-
-// The slots of each pipeline rank's first rank. Of two merged slots the forward is half 1 and the backward half 2.
-std::vector<Box> boxes_of(const Explanation& e) {
-    const program::Timeline& timeline = e.simulation.timeline;
-    std::map<int, int> lanes; // pipeline rank by rank
-    std::map<int, int> first; // rank by pipeline rank
-    for (std::size_t i = 0; i < timeline.ranks.size(); ++i)
-        if (first.try_emplace(timeline.pipeline_rank[i], timeline.ranks[i]).second)
-            lanes[timeline.ranks[i]] = timeline.pipeline_rank[i];
-    std::map<std::pair<int, int>, Box> slots; // (pipeline rank, slot)
-    for (const program::TimelineRow& row : timeline.rows) {
-        const auto lane = lanes.find(row.rank);
-        if (lane == lanes.end()) continue;
-        const Box fresh{lane->second, 0, row.slot_kind, row.chunk, row.micro_batch, row.start, row.end};
-        const auto [at, inserted] = slots.try_emplace({lane->second, row.slot}, fresh);
-        if (inserted) continue;
-        at->second.start = std::min(at->second.start, row.start);
-        at->second.end = std::max(at->second.end, row.end);
-    }
-    for (const auto& [stage, rank] : first) {
-        const program::Program lowered = lower::lower(e.simulation.planned, stage);
-        for (std::size_t i = 0; i + 1 < lowered.slots.size(); ++i) {
-            if (lowered.slots[i].merge < 0) continue;
-            for (const int half : {1, 2})
-                if (const auto box = slots.find({stage, static_cast<int>(i) + half - 1}); box != slots.end())
-                    box->second.half = half;
-        }
-    }
-    std::vector<Box> boxes;
-    for (const auto& [id, box] : slots) boxes.push_back(box);
-    return boxes;
-}
-
-// Boxes as arrays [pipeline rank, kind, chunk, micro-batch, start, length, half], times in whole microseconds. Of too
-// many, those in the middle are left out: warm-up and cool-down tell most, the steady state between them repeats.
-Json pipeline_json(const Explanation& e) {
-    std::vector<Box> boxes = boxes_of(e);
-    std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.start < b.start; });
-    std::size_t omitted = 0;
-    if (boxes.size() > most_boxes) {
-        omitted = boxes.size() - most_boxes;
-        const auto from = boxes.begin() + most_boxes / 2;
-        boxes.erase(from, from + static_cast<std::ptrdiff_t>(omitted));
-    }
-    Json kinds = Json::array();
-    for (int kind = 0; kind <= static_cast<int>(plan::SlotKind::finish); ++kind)
-        kinds.push_back(plan::to_string(static_cast<plan::SlotKind>(kind)));
-    Json list = Json::array();
-    const auto microseconds = [](double seconds) { return static_cast<std::int64_t>(std::llround(seconds * 1e6)); };
-    for (const Box& box : boxes)
-        list.push_back({box.stage, static_cast<int>(box.kind), box.chunk, box.micro_batch, microseconds(box.start),
-                        microseconds(box.end - box.start), box.half});
-    return {{"stages", e.plan.pp}, {"kinds", kinds}, {"boxes", list}, {"omitted", omitted}};
-}
 
 // The rows of one rank, each from when it works: a receive that waits for its peer holds nothing yet.
 program::Timeline working(const program::Timeline& timeline, int rank) {
@@ -143,25 +77,6 @@ Json kinds_json(const program::Timeline& timeline) {
     return list;
 }
 
-std::string now_text() {
-    const std::time_t now = std::time(nullptr);
-    std::tm parts{};
-    std::array<char, 32> text{};
-    std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M UTC", gmtime_r(&now, &parts));
-    return text.data();
-}
-
-std::string hash_of(const std::string& text) {
-    std::string out;
-    for (const auto byte : engine::sha256(text)) out += fmt::format("{:02x}", static_cast<unsigned>(byte));
-    return out;
-}
-
-// The content of the model and of the machine as they stand in the plan; equal hashes mean equal profiles.
-Json hashes_json(const Json& plan) {
-    return {{"model", hash_of(plan.at("model").dump())}, {"hardware", hash_of(plan.at("hardware").dump())}};
-}
-
 Json interval_of(const published::IntervalResult& result) {
     if (!result.interval) return nullptr;
     return {{"low", result.interval->low}, {"high", result.interval->high}, {"coverage", published::interval_coverage}};
@@ -188,22 +103,16 @@ Json skew_of(const Explanation& e) {
 
 std::string report_document(const Explanation& e, const std::string& command) {
     const Json explained = parse_json<Json>(explanation_document(e, nullptr), "explanation");
-    Json document = {{"version", MOE_PLAN_VERSION},
-                     {"date", now_text()},
-                     {"command", command},
-                     {"sha256", hashes_json(explained.at("plan"))},
-                     {"tokens_per_second_per_gpu", e.simulation.estimate.tokens_per_second_per_gpu},
-                     {"interval", interval_of(e.interval)},
-                     {"interval_text", interval_text(e.interval)}};
-    document["choices"] = Json::array(); // fields that are not at their default
-    for (const std::string& field : plan::field_names())
-        if (const std::string text = plan::field_text(e.plan, field); text != plan::field_text(plan::Plan{}, field))
-            document["choices"].push_back({{"field", field}, {"value", text}});
+    Json document = origin_json(explained.at("plan"), command);
+    document["tokens_per_second_per_gpu"] = e.simulation.estimate.tokens_per_second_per_gpu;
+    document["interval"] = interval_of(e.interval);
+    document["interval_text"] = interval_text(e.interval);
+    document["choices"] = choices_json(e.plan);
     document["breakdown"] = Json::array();
     for (const auto& [name, seconds] : parts_of(e.simulation.estimate.breakdown))
         if (seconds != 0.0) document["breakdown"].push_back({{"part", name}, {"seconds", seconds}});
     document["explain"] = explained;
-    document["pipeline"] = pipeline_json(e);
+    document["pipeline"] = pipeline_json(e.simulation.timeline, e.simulation.planned);
     document["memory_over_time"] = memory_json(e);
     document["kinds"] = kinds_json(e.simulation.timeline);
     document["skew"] = skew_of(e);

@@ -75,6 +75,8 @@ const char* activation_text(const model::LayerKind& kind) {
         return kind.gated ? "gated quick GELU" : "quick GELU";
     case model::Activation::relu2:
         return kind.gated ? "gated squared ReLU" : "squared ReLU";
+    case model::Activation::gelu_tanh:
+        return kind.gated ? "GeGLU (tanh)" : "GELU (tanh)";
     }
     return "";
 }

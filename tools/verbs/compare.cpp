@@ -1,25 +1,46 @@
 // The verb compare: predicted and measured timelines of one plan, side by side.
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/comparison.hpp"
 #include "tools/report/documents.hpp"
+#include "tools/report/run_file.hpp"
+#include "tools/report/run_report.hpp"
+#include "tools/report/trace_file.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <filesystem>
+#include <optional>
 
 namespace moe::tools {
 
 namespace {
 
-// A run directory stands for the two traces that execute --run-dir left in it.
-std::pair<std::string, std::string> trace_paths(const std::vector<std::string>& given) {
-    if (given.size() == 2) return {given[0], given[1]};
+// A run directory stands for what execute --run-dir left in it; two traces have no run.
+struct Files {
+    std::string predicted, measured;
+    std::string run, routing; // empty = none
+};
+Files files_of(const std::vector<std::string>& given) {
+    if (given.size() == 2) return {given[0], given[1], "", ""};
     std::error_code error;
     if (!std::filesystem::is_directory(given[0], error))
         refuse("{}: not a run directory; give one, or two traces: PREDICTED MEASURED", given[0]);
     const std::filesystem::path folder(given[0]);
-    return {(folder / "predicted.json").string(), (folder / "measured.json").string()};
+    return {(folder / "predicted.json").string(), (folder / "measured.json").string(), (folder / "run.json").string(),
+            (folder / "routing.csv").string()};
+}
+
+void write_report(const program::Timeline& predicted, const program::Timeline& measured, const Files& files,
+                  const CompareOptions& options) {
+    for (const std::string* read : {&files.predicted, &files.measured, &files.run, &files.routing})
+        refuse_overwriting("--report", options.report, *read);
+    std::optional<RunRecord> run;
+    if (!files.run.empty()) run = read_run(files.run);
+    RunReport report{predicted, &measured, run ? &*run : nullptr, {}, options.command};
+    if (!files.routing.empty()) report.routed = read_routed(files.routing);
+    write_run_report(report, options.report);
 }
 
 std::string ratio_text(double predicted, double measured) {
@@ -62,12 +83,13 @@ void compare_verb(const CompareOptions& options) {
          {std::pair(!options.kernels.empty(), "--kernels"), std::pair(options.steps != 0, "--steps"),
           std::pair(options.rank != -1, "--rank")})
         if (given) refuse("{} is for --profile FILE: name the profile as well, or leave it out", name);
-    const auto [predicted_path, measured_path] = trace_paths(options.traces);
-    const program::Timeline predicted = program::read_trace(predicted_path);
-    const program::Timeline measured = program::read_trace(measured_path);
+    const Files files = files_of(options.traces);
+    const program::Timeline predicted = read_timeline(files.predicted);
+    const program::Timeline measured = read_timeline(files.measured);
     const Comparison c = compare(predicted, measured);
     if (!(c.measured_seconds > 0.0))
-        refuse("{}: step_seconds = {}: a measured trace holds at least one step", measured_path, c.measured_seconds);
+        refuse("{}: step_seconds = {}: a measured trace holds at least one step", files.measured, c.measured_seconds);
+    if (!options.report.empty()) write_report(predicted, measured, files, options);
     if (options.json) return print(comparison_document(c));
 
     Table summary({"<", "predicted", "measured", "pred/meas"});
@@ -83,6 +105,7 @@ void compare_verb(const CompareOptions& options) {
                      ratio_text(c.predicted_exposed, c.measured_exposed)});
     Console console(options);
     console.table(summary);
+    if (!options.report.empty()) console.note("Report in {}", options.report);
     if (options.quiet) return;
     console.say("\nBusy seconds of one step by op kind, averaged over the ranks ({} ops lined up):",
                 count_text(static_cast<double>(c.matched)));

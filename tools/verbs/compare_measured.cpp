@@ -219,6 +219,8 @@ void compare_with_plan(const CompareOptions& options) {
         refuse("--log {} --profile {}: leave one of them out", options.log, options.profile);
     if (!options.log.empty() && (!options.kernels.empty() || options.steps != 0 || options.rank != -1))
         refuse("--steps, --rank and --kernels are for --profile: leave them out with --log");
+    if (!options.report.empty())
+        refuse("--report is for traces and run directories: leave it out with --log or --profile");
     options.log.empty() ? compare_with_profile(options) : compare_with_log(options);
 }
 

@@ -11,8 +11,9 @@
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
 #include "tools/report/exposed_comm.hpp"
-#include "tools/report/perfetto.hpp"
+#include "tools/report/run_report.hpp"
 #include "tools/report/step_log.hpp"
+#include "tools/report/trace_file.hpp"
 #include "tools/verbs/execute_setup.hpp"
 
 #include <signal.h>
@@ -27,6 +28,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 namespace moe::tools {
 
@@ -99,14 +101,20 @@ void catch_signals() {
     ::sigaction(SIGINT, &action, nullptr);
 }
 
+template <class... Value>
+std::string words(Value&&... values) {
+    std::string text;
+    ((text += fmt::format("{}\n", std::forward<Value>(values))), ...);
+    return text;
+}
+
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
-    const std::string said = fmt::format(
-        "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "),
-        o.steps, o.init_from, o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.min_lr,
-        o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty(),
-        fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches, o.skip_bad_steps, o.spike_norm,
-        o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "), o.ema);
+    const std::string said = words(
+        fmt::join(o.data, " "), o.steps, o.init_from, o.upcycle, o.checkpoint, o.save_interval, o.resume, o.shuffle,
+        o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
+        o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches,
+        o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "), o.ema);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -131,8 +139,8 @@ public:
           data_(open_data(options, plan)),
           plan_(with_lengths(plan, data_)),
           valid_(open_valid_data(options, plan)),
-          simulation_(
-              replay::simulate(plan_, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+          simulation_(replay::simulate(plan_, stack::load_stack(plan.stack, *plan.hardware),
+                                       !options.run_dir.empty() || !options.report.empty())) {
         train_with_.transport = transport;
         train_with_.device = local;
         train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
@@ -255,7 +263,8 @@ private:
 
     void keep_record(const train::Trainer& trainer, const RunFolder& folder) {
         const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with_.backend != "cpu");
-        const std::string routing = routing_csv(trainer.routed_tokens());
+        const std::vector<std::vector<std::int64_t>> routed = trainer.routed_tokens();
+        const std::string routing = routing_csv(routed);
         run_.queued = trainer.queued_step();
         if (run_.queued.nodes > 0)
             console_.note("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
@@ -264,21 +273,23 @@ private:
             console_.note("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
                           plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
                           d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
+        std::optional<program::Timeline> measured;
         if (recorded) {
-            const program::Timeline measured = trainer.timeline();
+            measured = trainer.timeline();
             if (first_ && !options_.trace.empty())
-                write_timeline(measured, {plan_, plan_, simulation_.memory}, options_.trace);
-            if (folder) program::write_trace(measured, folder.file("measured.json"));
+                write_timeline(*measured, {plan_, plan_, simulation_.memory}, options_.trace);
+            if (folder) program::write_trace(*measured, folder.file("measured.json"));
             if (plan_.gpus > 1) {
-                const double bare = exposed_communication(measured);
+                const double bare = exposed_communication(*measured);
                 console_.note("Communication, and the wait for it, with nothing computing beside it: {} of a step ({})",
-                              seconds_text(bare), percent_text(bare / measured.step_seconds));
+                              seconds_text(bare), percent_text(bare / measured->step_seconds));
             }
         }
         if (folder) {
             write_file(folder.file("run.json"), run_document(run_));
             if (!routing.empty()) write_file(folder.file("routing.csv"), routing);
         }
+        if (first_ && !options_.report.empty()) write_report(routed, measured);
         if (run_.steps.empty()) {
             console_.say("All {} steps are done: nothing to train; raise --steps to go on", trainer.steps_done());
         } else {
@@ -289,6 +300,14 @@ private:
         }
         if (folder && recorded) console_.note("Next: moe-plan compare {}", options_.run_dir);
         if (options_.json && first_) print(run_document(run_));
+    }
+
+    void write_report(const std::vector<std::vector<std::int64_t>>& routed,
+                      const std::optional<program::Timeline>& measured) {
+        RunReport report{simulation_.timeline, measured ? &*measured : nullptr, &run_, {}, options_.command};
+        for (const std::vector<std::int64_t>& layer : routed) report.routed.emplace_back(layer.begin(), layer.end());
+        write_run_report(report, options_.report);
+        console_.note("Report in {}", options_.report);
     }
 
     const ExecuteOptions& options_;
@@ -310,6 +329,8 @@ private:
 void execute_verb(const ExecuteOptions& options) {
     train_options(options);
     refuse_overwriting("--trace", options.trace, options.plan);
+    refuse_overwriting("--report", options.report, options.plan);
+    refuse_overwriting("--report", options.report, options.trace);
     std::string balance;
     const plan::Plan plan = plan_to_run(options, balance);
     // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.

@@ -5,6 +5,7 @@
 #include "engine/train/huggingface.hpp"
 #include "engine/train/initial_weights.hpp"
 #include "engine/train/resume.hpp"
+#include "engine/train/upcycle.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
@@ -148,6 +149,13 @@ std::unique_ptr<data::InOrder> open_valid_data(const ExecuteOptions& options, co
 void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
     if (options.resume && resume(options, trainer, data, console)) return;
     if (options.init_from.empty()) return;
+    if (options.upcycle) {
+        const train::LoadReport report = train::upcycle_weights(trainer, options.init_from);
+        console.note("{}: experts are made of the dense model's MLPs", options.init_from);
+        if (const std::string left = train::describe(report); !left.empty())
+            console.warn("{}: {}", options.init_from, left);
+        return;
+    }
     std::vector<std::string> skipped;
     const std::unique_ptr<weights::StoredCheckpoint> run = weights::newest_checkpoint(options.init_from, skipped);
     for (const std::string& reason : skipped) console.warn("skipped: {}", reason);

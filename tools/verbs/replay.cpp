@@ -13,9 +13,9 @@
 #include "tools/report/documents.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/html.hpp"
-#include "tools/report/perfetto.hpp"
 #include "tools/report/ranking_text.hpp"
 #include "tools/report/report_data.hpp"
+#include "tools/report/trace_file.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 

@@ -135,7 +135,10 @@ void show_model(const ShowOptions& options) {
     facts.add("vocabulary", fmt::format("{}, padded to {}, {} embeddings", number(model.vocab),
                                         number(model.padded_vocab(1)), model.tied_embeddings ? "tied" : "separate"));
     facts.add("positions", rope_text(model));
-    facts.add("norms", fmt::format("{}{}, epsilon {:g}", model.layer_norm_bias ? "LayerNorm with bias" : "RMSNorm",
+    facts.add("norms", fmt::format("{}{}, epsilon {:g}",
+                                   model.layer_norm_bias ? "LayerNorm with bias"
+                                   : model.layer_norm    ? "LayerNorm"
+                                                         : "RMSNorm",
                                    model.post_norms ? ", also behind attention and MLP" : "", model.norm_eps));
     if (model.residual_streams > 1) facts.add("residual streams", fmt::format("{}", model.residual_streams));
     facts.add("left out", model.left_out.empty() ? "nothing" : or_none(model.left_out));

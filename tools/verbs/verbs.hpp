@@ -66,11 +66,13 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t steps = 100;
     std::string backend = "cpu";
     std::string run_dir, trace;        // empty = not written
+    std::string report;                // likewise
     std::string metrics;               // folder of the history, empty = none
     std::string valid_data;            // prefix of a .bin/.idx pair, empty = no evaluation
     std::int64_t eval_interval = 0;    // steps, 0 = only behind the last one
     std::int64_t eval_batches = 0;     // global batches of the validation data, 0 = all of it
     std::string init_from;             // folder of initial weights (Hugging Face or checkpoints), empty = random
+    bool upcycle = false;              // init_from holds a dense model, of which the experts are made
     std::string checkpoint;            // folder, empty = none
     std::int64_t save_interval = 0;    // steps, 0 = only at the end
     std::int64_t keep_checkpoints = 0; // newest ones that stay, 0 = all
@@ -95,7 +97,7 @@ struct ExecuteOptions : OutputOptions {
     std::string listen;            // address at which rank 0 waits for the others, empty = that of MASTER_ADDR
     double hang_timeout = 20.0;    // seconds that an op may take
     std::int64_t log_interval = 1; // steps between lines of the log
-    std::string command;           // as typed, for run.json
+    std::string command;           // as typed, for run.json and the report
 };
 void execute_verb(const ExecuteOptions& options);
 
@@ -134,6 +136,8 @@ struct CompareOptions : OutputOptions {
     std::int64_t steps = 0;          // with a profile: steps that it holds, 0 = as it says
     std::int64_t rank = -1;          // with a profile: whose it is, -1 = as it says
     bool no_neighbours = false;      // with a log: as in SearchOptions
+    std::string report;              // of traces or a run directory, empty = not written
+    std::string command;             // as typed, for the report
 };
 void compare_verb(const CompareOptions& options);
 // Its part for logs and profiles of other engines.

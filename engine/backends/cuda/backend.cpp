@@ -1,4 +1,4 @@
-// The CUDA back end's table, made once a GPU has been found.
+// The CUDA back end's table, filled in once a GPU has been found.
 #include "engine/backends/cuda/backend.hpp"
 #include "engine/device/streams.hpp"
 
@@ -58,7 +58,9 @@ machine::GpuProperties properties() {
     return gpu;
 }
 
-ops::Backend make() {
+} // namespace
+
+void fill_cuda(ops::Backend& b) {
     // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use. No
     // more than are needed: on an H200, with this variable set before, a process begins in 0.29 s with 8, in 0.42 with
     // 16 and in 0.64 with 32.
@@ -66,7 +68,6 @@ ops::Backend make() {
     ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
     std::string why;
     if (!cuda_supported(why)) refuse("--backend cuda: {}; use --backend cpu", why);
-    ops::Backend b;
     b.name = "cuda";
     b.kernels = cuda_kernels();
     b.open = open_cuda;
@@ -76,18 +77,8 @@ ops::Backend make() {
     b.peers = cuda_peers;
     b.tiled = cuda_has_tiles;
     b.can_replay = true;
-    ops::add_kernels(b);
-    ops::add_communication(b);
     for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
-    return b;
-}
-
-} // namespace
-
-const ops::Backend& cuda_backend() {
-    static const ops::Backend backend = make();
-    return backend;
 }
 
 } // namespace moe::backends

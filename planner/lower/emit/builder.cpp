@@ -152,10 +152,33 @@ program::TensorId Builder::ring_step(program::TensorId x, const std::string& nam
 
 // n streams are read for the maps and the layer's input, then read and written with its output (arXiv 2409.19606).
 program::TensorId Builder::residual(program::TensorId x, program::TensorId y, const std::string& name) {
+    module = program::Module::residual;
+    if (model().residual_scale != 1.0) y = scale(y, model().residual_scale, name + "_scaled");
     const program::TensorId sum = add(x, y, name);
     if (model().residual_streams > 1)
         current().ops.back().bytes += (3.0 * model().residual_streams - 2.0) * at(x).expected_bytes();
     return sum;
+}
+
+program::TensorId Builder::residual_gradient(program::TensorId dy, const std::string& name) {
+    if (model().residual_scale == 1.0) return dy;
+    module = program::Module::residual;
+    return scale(dy, model().residual_scale, name);
+}
+
+program::TensorId Builder::scale(program::TensorId x, double factor, const std::string& name) {
+    const program::Tensor& shape = at(x);
+    const program::TensorId out = tensor(name, shape.dtype, shape.rows, shape.cols, shape.expected_rows);
+    emit(program::OpKind::scale, {x}, {out}, program::ScaleAttr{factor});
+    return out;
+}
+
+program::TensorId Builder::sum_over_tp(program::TensorId partial, const std::string& name) {
+    if (plan_.tp == 1) return partial;
+    const program::TensorId whole = tensor(name, at(partial).dtype, at(partial).rows, at(partial).cols);
+    communicate(program::OpKind::all_reduce, groups::tensor, program::Stream::tensor, {partial}, {whole},
+                program::ReduceAttr{});
+    return whole;
 }
 
 program::TensorId Builder::gather_tokens(program::TensorId x, const std::string& name) {

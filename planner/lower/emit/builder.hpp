@@ -84,7 +84,13 @@ public:
     // C[m, n] (+)= op(A) op(B).
     program::Op& gemm(program::TensorId a, program::TensorId b, program::TensorId c, program::GemmAttr attr);
     // x + y where a layer ends; with hyper-connections its bytes are those of all residual streams.
+    // Where the model has a factor of what layers add, y is multiplied by it first; residual_gradient() is y's
+    // gradient.
     program::TensorId residual(program::TensorId x, program::TensorId y, const std::string& name);
+    program::TensorId residual_gradient(program::TensorId dy, const std::string& name);
+    program::TensorId scale(program::TensorId x, double factor, const std::string& name);
+    // The sum of an FP32 tensor over the TP ranks; the identity without TP.
+    program::TensorId sum_over_tp(program::TensorId partial, const std::string& name);
     program::TensorId add(program::TensorId a, program::TensorId b, const std::string& name);
 
     // True where the open module's products run piece by piece beside their gather or reduction over TP.

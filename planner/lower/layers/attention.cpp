@@ -32,27 +32,31 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     const auto dense = [](std::string name, std::int64_t rows, std::int64_t cols, int dim, double std) {
         return matrix(std::move(name), plan::Domain::dense, rows, cols, dim, std);
     };
-    Norm::declare(set, key_ + ".norm", hf_ + "input_layernorm.weight", h);
-    if (model_.post_norms) Norm::declare(set, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
+    Norm::declare(set, model_, key_ + ".norm", hf_ + "input_layernorm.weight", h);
+    if (model_.post_norms) Norm::declare(set, model_, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
     switch (a_.kind) {
     case model::AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
                            v = static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim;
         // The output gate of Qwen3-Next doubles the query projection.
-        const std::int64_t q_rows = a_.output_gate ? 2 * q : q;
+        const std::int64_t q_rows = a_.output_gate && !a_.gate_apart ? 2 * q : q;
         std::vector<program::Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
                                            dense(at + "k_proj.weight", k, h, 0, 0.02)};
         if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
-        if (a_.head_gate) in.push_back(dense(at + "g_proj.weight", heads, h, 0, 0.02));
+        if (a_.head_gate || (a_.output_gate && a_.gate_apart))
+            in.push_back(dense(at + "g_proj.weight", a_.head_gate ? heads : heads * a_.v_dim, h, 0, 0.02));
         set.declare(key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
             set.declare(key_ + ".qkv_bias",
                         {dense(at + "q_proj.bias", q_rows, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
                          dense(at + "v_proj.bias", v, 1, 0, 0.0)},
                         false, false);
-        if (a_.qk_norm) {
-            Norm::declare(set, key_ + ".q_norm", at + "q_norm.weight", a_.q_norm());
-            Norm::declare(set, key_ + ".k_norm", at + "k_norm.weight", a_.k_norm());
+        if (a_.qk_norm && !a_.plain_qk_norm) {
+            for (const auto& [name, cols] : {std::pair{"q_norm", a_.q_norm()}, std::pair{"k_norm", a_.k_norm()}}) {
+                program::Parameter weight = norm_weight(at + name + ".weight", cols);
+                if (a_.whole_qk_norm) weight.shard_dim = 0; // Each TP rank has the weights of its heads.
+                set.declare(key_ + "." + name, {weight}, false, false);
+            }
         }
         if (a_.sinks) set.declare(key_ + ".sinks", {dense(at + "sinks", heads, 1, 0, 0.0)}, false, false);
         break;
@@ -61,14 +65,14 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
         const std::int64_t q = heads * a_.qk_dim, nope = a_.qk_dim - a_.rope_dim;
         if (a_.q_lora > 0) {
             set.declare(key_ + ".q_down", {dense(at + "q_a_proj.weight", a_.q_lora, h, -1, 0.02)}, true);
-            Norm::declare(set, key_ + ".q_norm", at + "q_a_layernorm.weight", a_.q_lora);
+            Norm::declare(set, model_, key_ + ".q_norm", at + "q_a_layernorm.weight", a_.q_lora);
             set.declare(key_ + ".q_up", {dense(at + "q_b_proj.weight", q, a_.q_lora, 0, 0.02)}, true);
         } else {
             set.declare(key_ + ".q_up", {dense(at + "q_proj.weight", q, h, 0, 0.02)}, true);
         }
         set.declare(key_ + ".kv_down", {dense(at + "kv_a_proj_with_mqa.weight", a_.kv_lora + a_.rope_dim, h, -1, 0.02)},
                     true);
-        Norm::declare(set, key_ + ".kv_norm", at + "kv_a_layernorm.weight", a_.kv_lora);
+        Norm::declare(set, model_, key_ + ".kv_norm", at + "kv_a_layernorm.weight", a_.kv_lora);
         set.declare(key_ + ".kv_up", {dense(at + "kv_b_proj.weight", heads * (nope + a_.v_dim), a_.kv_lora, 0, 0.02)},
                     !a_.sparse()); // Products head by head stay in BF16.
         if (a_.indexes()) declare_indexer(set);
@@ -117,7 +121,8 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     b.module = program::Module::attn_out;
     out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
-    out_.shared_input = true; // Attention's backward keeps its BF16 output anyway.
+    // Attention's backward keeps its BF16 output anyway, of which gates make another.
+    out_.shared_input = gates_ == program::no_tensor;
     program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
@@ -130,17 +135,16 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
         post_norm_.key = key_ + ".post_norm";
         y = post_norm_.forward(b, y, model_.hidden, "attn_post_norm");
     }
-    b.module = program::Module::residual;
     return b.residual(x, y, "attn_residual");
 }
 
 program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId dy) {
     b.layer = layer_;
     b.phase = program::Phase::dgrad;
-    program::TensorId dprojected = dy;
+    program::TensorId dprojected = b.residual_gradient(dy, "dattn_residual");
     if (model_.post_norms) {
         b.module = program::Module::layernorm;
-        dprojected = post_norm_.backward(b, dy);
+        dprojected = post_norm_.backward(b, dprojected);
     }
     b.module = program::Module::attn_out;
     if (a_.out_bias) {
@@ -168,11 +172,14 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
     return norm_.backward(b, dnormed, dy);
 }
 
+std::int64_t AttentionLayer::gate_columns(int tp) const {
+    if (a_.head_gate) return a_.heads / tp;
+    return a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.v_dim / tp : 0;
+}
+
 program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId normed) {
     const int tp = b.plan().tp;
-    const std::int64_t gate = (a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.qk_dim / tp : 0) +
-                              (a_.head_gate ? a_.heads / tp : 0);
-    const std::int64_t width = packed_width(a_, tp) + gate, tokens = b.gathered_tokens();
+    const std::int64_t packed = packed_width(a_, tp), width = packed + gate_columns(tp), tokens = b.gathered_tokens();
     // Keys that serve as values become both where they are turned.
     const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
     b.module = program::Module::attn_in;
@@ -180,32 +187,54 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
     program::TensorId qkv = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
+    if (gated()) { // The gates lie behind queries, keys and values.
+        gates_ = b.activation("attn_gates", tokens, width - packed);
+        b.emit(program::OpKind::copy_columns, {qkv}, {gates_}, program::ColumnsAttr{width - packed, packed, 0, false})
+            .bytes = 2.0 * b.at(gates_).expected_bytes();
+        const program::TensorId rest = b.activation("qkv_apart", tokens, packed);
+        b.emit(program::OpKind::copy_columns, {qkv}, {rest}, program::ColumnsAttr{packed, 0, 0, false}).bytes =
+            2.0 * b.at(rest).expected_bytes();
+        qkv = rest;
+    }
     if (a_.qkv_bias) {
-        qkv_bias_ = b.weight(key_ + ".qkv_bias", width, 1);
-        const program::TensorId biased = b.activation("qkv_bias", tokens, width);
+        qkv_bias_ = b.weight(key_ + ".qkv_bias", b.at(qkv).cols, 1);
+        const program::TensorId biased = b.activation("qkv_bias", tokens, b.at(qkv).cols);
         b.emit(program::OpKind::bias_add, {qkv, qkv_bias_.value}, {biased});
         qkv = biased;
     }
+    if (a_.whole_qk_norm) qkv = norm_heads(b, qkv);
+    if (a_.clip > 0.0) {
+        clip_in_ = qkv;
+        qkv = b.activation("qkv_clipped", tokens, b.at(qkv).cols);
+        b.emit(program::OpKind::clip, {clip_in_}, {qkv}, program::ClipAttr{a_.clip});
+    }
     qkv_raw_ = qkv;
+    const model::Rope rope = model_.rope_of(a_);
+    const bool norm = a_.qk_norm && !a_.whole_qk_norm;
     rope_ = {tokens,
              rope_batch(b),
              a_.heads / tp,
              a_.kv_heads / tp,
              a_.qk_dim,
              a_.rope_dim,
-             model_.rope_theta,
+             rope.theta,
              model_.norm_eps,
              model_.rope_interleaved,
-             a_.qk_norm,
-             program::frequency_scale(model_, a_.rope_dim)};
-    const program::TensorId rotated = b.activation("qkv_rope", tokens, width);
+             norm,
+             program::frequency_scale(rope, a_.rope_dim),
+             a_.norm_behind,
+             a_.v_dim,
+             a_.query_scale};
+    const program::TensorId rotated = b.activation("qkv_rope", tokens, gated() ? packed : width);
     std::vector<program::TensorId> in{qkv, rope_positions(b)}, out{rotated};
-    if (a_.qk_norm) {
+    if (norm) {
+        head_rstd_ = b.tensor("qk_rstd", program::Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
+        out.push_back(head_rstd_);
+    }
+    if (norm && !a_.plain_qk_norm) {
         q_head_norm_ = b.weight(key_ + ".q_norm", a_.q_norm(), 1);
         k_head_norm_ = b.weight(key_ + ".k_norm", a_.k_norm(), 1);
-        head_rstd_ = b.tensor("qk_rstd", program::Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
         in.insert(in.end(), {q_head_norm_.value, k_head_norm_.value});
-        out.push_back(head_rstd_);
     }
     b.emit(program::OpKind::rope, in, out, rope_);
     program::AttentionAttr attr;
@@ -215,35 +244,101 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     attr.kv_heads = rope_.kv_heads;
     attr.qk_dim = a_.qk_dim;
     attr.v_dim = a_.v_dim;
-    attr.q_stride = attr.k_stride = attr.v_stride = width;
+    attr.q_stride = attr.k_stride = attr.v_stride = b.at(rotated).cols;
     attr.k_offset = static_cast<std::int64_t>(rope_.heads) * a_.qk_dim;
     attr.v_offset = attr.k_offset + static_cast<std::int64_t>(rope_.kv_heads) * a_.qk_dim;
     attr.window = a_.window;
-    attr.scale = 1.0 / std::sqrt(static_cast<double>(a_.qk_dim));
+    attr.scale = a_.scale > 0.0 ? a_.scale : 1.0 / std::sqrt(static_cast<double>(a_.qk_dim));
     attr.chunk = a_.chunk;
     attr.visible = model::keys_seen(a_, b.plan().seq) / static_cast<double>(b.plan().seq);
     if (a_.sinks) sinks_ = b.weight(key_ + ".sinks", attr.heads, 1);
-    return attend(b, rotated, rotated, rotated, attr, sinks_.value);
+    program::TensorId o = attend(b, rotated, rotated, rotated, attr, sinks_.value);
+    if (a_.value_scale != 1.0) o = b.scale(o, a_.value_scale, "attn_scaled");
+    return gated() ? gate(b, o) : o;
 }
 
-program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::TensorId doutput) {
+program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::TensorId dout) {
+    program::TensorId doutput = gates_ != program::no_tensor ? gate_backward(b, dout) : dout;
+    if (a_.value_scale != 1.0) doutput = b.scale(doutput, a_.value_scale, "dattn_scaled");
     const std::int64_t tokens = b.gathered_tokens(), width = b.at(q_).elements() / tokens;
     const program::TensorId drotated = b.activation("dqkv_rope", tokens, width);
     attend_backward(b, doutput, drotated, drotated, drotated);
     b.module = program::Module::attn_in;
-    const program::TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
+    program::TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
     std::vector<program::TensorId> in{drotated, rope_positions(b)}, out{dqkv};
-    if (a_.qk_norm) {
+    if (rope_.norm) {
         in.insert(in.end(), {qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});
-        out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
+        if (!a_.plain_qk_norm) out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
     }
     b.emit(program::OpKind::rope_grad, in, out, rope_);
+    if (a_.clip > 0.0) {
+        const program::TensorId dclipped = dqkv;
+        dqkv = b.activation("dqkv_clipped", tokens, b.at(dqkv).cols);
+        b.emit(program::OpKind::clip_grad, {dclipped, clip_in_}, {dqkv}, program::ClipAttr{a_.clip});
+    }
+    if (a_.whole_qk_norm) dqkv = norm_heads_backward(b, dqkv);
     if (a_.qkv_bias) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
         b.phase = program::Phase::dgrad;
     }
+    if (gates_ != program::no_tensor) {
+        const std::int64_t packed = b.at(dqkv).cols, gates = b.at(gates_).cols;
+        const program::TensorId joined = b.activation("dqkv_joined", tokens, packed + gates);
+        b.emit(program::OpKind::copy_columns, {dqkv}, {joined}, program::ColumnsAttr{packed, 0, 0, false}).bytes =
+            2.0 * b.at(dqkv).expected_bytes();
+        b.emit(program::OpKind::copy_columns, {dgates_}, {joined}, program::ColumnsAttr{gates, 0, packed, false})
+            .bytes = 2.0 * b.at(dgates_).expected_bytes();
+        dqkv = joined;
+    }
     return emit::linear_backward(b, qkv_, dqkv);
+}
+
+// The norms of queries and of keys over the heads of all TP ranks, which add up their squares.
+program::TensorId AttentionLayer::norm_heads(emit::Builder& b, program::TensorId qkv) {
+    const int tp = b.plan().tp;
+    const std::int64_t tokens = b.gathered_tokens();
+    heads_in_ = qkv;
+    heads_attr_ = {tokens, a_.q_norm() / tp, a_.k_norm() / tp, a_.q_norm(), a_.k_norm(), model_.norm_eps};
+    q_head_norm_ = b.weight(key_ + ".q_norm", heads_attr_.queries, 1);
+    k_head_norm_ = b.weight(key_ + ".k_norm", heads_attr_.keys, 1);
+    squares_ = b.tensor("qk_squares", program::Dtype::f32, tokens, 2);
+    b.emit(program::OpKind::heads_squares, {qkv}, {squares_}, heads_attr_);
+    squares_ = b.sum_over_tp(squares_, "qk_squares_sum");
+    const program::TensorId normed = b.activation("qkv_normed", tokens, b.at(qkv).cols);
+    b.emit(program::OpKind::heads_norm, {qkv, squares_, q_head_norm_.value, k_head_norm_.value}, {normed}, heads_attr_);
+    return normed;
+}
+
+program::TensorId AttentionLayer::norm_heads_backward(emit::Builder& b, program::TensorId dnormed) {
+    const program::Tensor shape = b.at(dnormed);
+    program::TensorId along = b.tensor("qk_along", program::Dtype::f32, shape.rows, 2);
+    b.emit(program::OpKind::heads_along, {dnormed, heads_in_, q_head_norm_.value, k_head_norm_.value}, {along},
+           heads_attr_);
+    along = b.sum_over_tp(along, "qk_along_sum");
+    const program::TensorId dqkv = b.activation("dqkv_norm", shape.rows, shape.cols);
+    b.emit(program::OpKind::heads_norm_grad,
+           {dnormed, heads_in_, squares_, along, q_head_norm_.value, k_head_norm_.value},
+           {dqkv, q_head_norm_.gradient, k_head_norm_.gradient}, heads_attr_);
+    return dqkv;
+}
+
+// The output times its gates, one for each head or for each column.
+program::TensorId AttentionLayer::gate(emit::Builder& b, program::TensorId output) {
+    b.module = program::Module::core_attn;
+    ungated_ = output;
+    const program::TensorId out = b.activation("attn_gated", b.at(output).rows, b.at(output).cols);
+    b.emit(program::OpKind::sigmoid_scale, {output, gates_}, {out}, program::GateAttr{a_.softplus_gate});
+    return out;
+}
+
+program::TensorId AttentionLayer::gate_backward(emit::Builder& b, program::TensorId dgated) {
+    b.module = program::Module::core_attn;
+    const program::TensorId doutput = b.activation("dattn_gated", b.at(dgated).rows, b.at(dgated).cols);
+    dgates_ = b.activation("dattn_gates", b.at(gates_).rows, b.at(gates_).cols);
+    b.emit(program::OpKind::sigmoid_scale_grad, {dgated, ungated_, gates_}, {doutput, dgates_},
+           program::GateAttr{a_.softplus_gate});
+    return doutput;
 }
 
 // Positions by which heads turn: of each row in its document, or of each place in the sequence for the whole batch.

@@ -87,12 +87,12 @@ program::AttentionAttr ring_step(program::AttentionAttr a, int ring, int step, b
     return a;
 }
 
-// Where the document of each query begins is the operand behind all others.
+// Where the document of each query begins, or its chunk, is the operand behind all others.
 void add_documents(const emit::Builder& b, const program::AttentionAttr& attr, std::size_t operands,
                    std::vector<program::TensorId>& in) {
     if (!attr.documents) return;
     in.resize(operands, program::no_tensor);
-    in.push_back(b.program().io.document_starts);
+    in.push_back(attr.chunk > 0 ? b.program().io.chunk_starts : b.program().io.document_starts);
 }
 
 void columns(emit::Builder& b, program::TensorId x, program::TensorId y, const program::ColumnsAttr& attr) {
@@ -149,7 +149,7 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
     if (b.cached_keys > 0) return attend_cached(b, q, k, v, attr, sinks);
     attr_ = attr;
     attr_.deterministic = b.plan().deterministic;
-    attr_.documents = b.plan().masks_documents();
+    attr_.documents = b.plan().masks_documents() || attr.chunk > 0;
     if (const model::DocumentLengths lengths = b.plan().masked_lengths(); !lengths.bins.empty())
         attr_.visible = model::keys_seen(a_, b.plan().seq, &lengths) / static_cast<double>(b.plan().seq);
     const program::TensorId rotated = q; // Packed queries, keys and values are quantized once.

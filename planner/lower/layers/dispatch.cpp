@@ -114,7 +114,8 @@ program::TensorId MoeLayer::gather_counts(emit::Builder& b, program::TensorId co
 // travels so: over peer memory scales move in whole 16 bytes.
 bool MoeLayer::quantizes_tokens(const emit::Builder& b) const {
     const plan::Plan& plan = b.plan();
-    if (!plan.blocks_by_rows() || plan.experts() != machine::Precision::fp8_blockwise || b.bf16) return false;
+    if (!plan.blocks_by_rows() || plan.experts() != machine::Precision::fp8_blockwise || b.bf16 || moe_.probs_on_input)
+        return false;
     if (over_peers(b)) return width() % (4 * program::fp8_block_size) == 0;
     return !exchanges(b) && plan.memory_efficient_permutation;
 }

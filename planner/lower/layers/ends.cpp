@@ -32,7 +32,8 @@ program::TensorId EmbeddingLayer::forward(emit::Builder& b, program::TensorId id
     const program::TensorId x = b.activation("embedding", b.gathered_tokens(), model_.hidden);
     program::Op& op = b.emit(program::OpKind::embedding, {ids, table.value}, {x});
     op.bytes = 2.0 * b.at(x).expected_bytes(); // Only the rows looked up are read.
-    return b.scatter_tokens(x, "embedding_local");
+    const program::TensorId local = b.scatter_tokens(x, "embedding_local");
+    return model_.embedding_scale == 1.0 ? local : b.scale(local, model_.embedding_scale, "embedding_scaled");
 }
 
 void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::TensorId dx) {
@@ -40,6 +41,7 @@ void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::
     b.phase = program::Phase::wgrad;
     b.module = program::Module::embedding;
     const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
+    if (model_.embedding_scale != 1.0) dx = b.scale(dx, model_.embedding_scale, "dembedding_scaled");
     const program::TensorId full = b.gather_tokens(dx, "dembedding");
     program::Op& op = b.emit(program::OpKind::embedding_grad, {ids, full}, {table.gradient});
     op.bytes = b.at(full).expected_bytes() +
@@ -47,7 +49,7 @@ void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::
 }
 
 void HeadLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
-    if (!norm_name_.empty()) Norm::declare(set, key_ + ".norm", norm_name_, model_.hidden);
+    if (!norm_name_.empty()) Norm::declare(set, model_, key_ + ".norm", norm_name_, model_.hidden);
     const std::string weight = model_.tied_embeddings ? "embedding" : "lm_head";
     const char* name = model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
     if (!set.has(weight))
@@ -77,7 +79,10 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     head_.weight = b.weight(model_.tied_embeddings ? "embedding" : "lm_head", local, model_.hidden);
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
-    logits_ = emit::linear_forward(b, head_, normed, b.activation_dtype());
+    // The factor of the logits is taken on the narrow side of the head.
+    const program::TensorId in =
+        model_.logit_scale == 1.0 ? normed : b.scale(normed, model_.logit_scale, key_ + ".normed_scaled");
+    logits_ = emit::linear_forward(b, head_, in, b.activation_dtype());
     if (b.cached_keys > 0) {
         b.program().io.logits = logits_;
         return normed;
@@ -122,14 +127,15 @@ program::TensorId HeadLayer::backward(emit::Builder& b, program::TensorId dnorme
         b.emit(program::OpKind::ce_grad, with_share(b, {logits_, max_, stat_, labels(b)}), {dlogits}, gradient_);
     }
     program::TensorId d = emit::linear_backward(b, head_, dlogits);
+    if (model_.logit_scale != 1.0) d = b.scale(d, model_.logit_scale, key_ + ".dnormed_scaled");
     if (dnormed != program::no_tensor) d = b.add(d, dnormed, key_ + ".dnormed");
     return norm_name_.empty() ? d : norm_.backward(b, d);
 }
 
 void MtpInput::declare(emit::ParameterSet& set) const {
     const std::int64_t h = model_.hidden;
-    Norm::declare(set, key_ + ".hnorm", hf_ + "hnorm.weight", h);
-    Norm::declare(set, key_ + ".enorm", hf_ + "enorm.weight", h);
+    Norm::declare(set, model_, key_ + ".hnorm", hf_ + "hnorm.weight", h);
+    Norm::declare(set, model_, key_ + ".enorm", hf_ + "enorm.weight", h);
     // eh_proj [h, 2h], kept as its two halves: a sum of two products needs no concatenated input.
     set.declare(key_ + ".eproj", {matrix(hf_ + "eh_proj.weight.embedding", plan::Domain::dense, h, h, -1, 0.02)}, true);
     set.declare(key_ + ".hproj", {matrix(hf_ + "eh_proj.weight.hidden", plan::Domain::dense, h, h, -1, 0.02)}, true);

@@ -12,7 +12,8 @@
 
 namespace moe::layers {
 
-// y = RMSNorm(x) * w over the last `cols` columns' start; x may have a longer row stride than cols.
+// y = RMSNorm(x) * w over the last `cols` columns' start, or the model's LayerNorm; x may have a longer row stride than
+// cols.
 struct Norm {
     std::string key;
     program::TensorId x = program::no_tensor, y = program::no_tensor, rstd = program::no_tensor;
@@ -25,7 +26,9 @@ struct Norm {
     // are recomputed: transformer_layer.py, recompute_input_layernorm (not where input_layernorm is IdentityOp).
     program::Module within = program::Module::layernorm;
 
-    static void declare(emit::ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols);
+    // `name`: that of the weight; a bias has the same with ".bias" at its end.
+    static void declare(emit::ParameterSet& set, const model::Model& model, const std::string& key,
+                        const std::string& name, std::int64_t cols);
     program::TensorId forward(emit::Builder& b, program::TensorId input, std::int64_t width, const std::string& name);
     // dx of x's own shape; with a stride only its first cols are written, into `dx` when given.
     program::TensorId backward(emit::Builder& b, program::TensorId dy, program::TensorId dresidual = program::no_tensor,
@@ -55,6 +58,13 @@ public:
 
 private:
     program::TensorId gqa_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId norm_heads(emit::Builder& b, program::TensorId qkv);
+    program::TensorId norm_heads_backward(emit::Builder& b, program::TensorId dnormed);
+    program::TensorId gate(emit::Builder& b, program::TensorId output);
+    program::TensorId gate_backward(emit::Builder& b, program::TensorId dgated);
+    std::int64_t gate_columns(int tp) const; // of a row, on one rank
+    // Gates inside the projection of queries (Qwen3-Next) are priced as its columns alone.
+    bool gated() const { return a_.gate_apart || a_.head_gate; }
     program::TensorId gqa_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId mla_core(emit::Builder& b, program::TensorId normed);
     program::TensorId mla_core_backward(emit::Builder& b, program::TensorId doutput);
@@ -101,6 +111,10 @@ private:
     emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_;
     program::TensorId qkv_raw_ = program::no_tensor, head_rstd_ = program::no_tensor,
                       kv_down_full_ = program::no_tensor;
+    // Gates of the output [S, gate columns] and their gradient, what they gate, norms over all heads and their input.
+    program::TensorId gates_ = program::no_tensor, dgates_ = program::no_tensor, ungated_ = program::no_tensor,
+                      clip_in_ = program::no_tensor, heads_in_ = program::no_tensor, squares_ = program::no_tensor;
+    program::HeadsNormAttr heads_attr_;
     program::TensorId q_ = program::no_tensor, k_ = program::no_tensor, v_ = program::no_tensor,
                       o_ = program::no_tensor, lse_ = program::no_tensor;
     program::AttentionAttr attr_;
@@ -225,7 +239,8 @@ private:
     program::TensorId tokens_low_ = program::no_tensor; // the quantized tokens that became rows
     program::TensorId in_saved_ = program::no_tensor, fc1_out_ = program::no_tensor, act_saved_ = program::no_tensor,
                       probs_ = program::no_tensor,
-                      fc2_out_ = program::no_tensor; // kept only where routing weights multiply it
+                      unweighed_ = program::no_tensor, // rows before routing weights multiply them
+        fc2_out_ = program::no_tensor;                 // kept only where routing weights multiply it
     program::ActivationAttr act_;
 };
 

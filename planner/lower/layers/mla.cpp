@@ -60,6 +60,7 @@ program::TensorId AttentionLayer::mla_core(emit::Builder& b, program::TensorId n
     kv_up_.name = "kv_up";
     const program::TensorId kv = emit::linear_forward(b, kv_up_, kv_in, b.activation_dtype());
 
+    const model::Rope rope = model_.rope_of(a_);
     mla_rope_ = {tokens,
                  rope_batch(b),
                  static_cast<int>(heads),
@@ -67,9 +68,10 @@ program::TensorId AttentionLayer::mla_core(emit::Builder& b, program::TensorId n
                  a_.rope_dim,
                  a_.v_dim,
                  a_.kv_lora,
-                 model_.rope_theta,
+                 rope.theta,
                  model_.rope_interleaved,
-                 program::frequency_scale(model_, a_.rope_dim)};
+                 program::frequency_scale(rope, a_.rope_dim),
+                 a_.query_scale};
     const program::TensorId q_rope = b.activation("q", tokens, heads * a_.qk_dim);
     const program::TensorId k = b.activation("k", tokens, heads * a_.qk_dim);
     const program::TensorId v = b.activation("v", tokens, heads * a_.v_dim);
@@ -83,7 +85,7 @@ program::TensorId AttentionLayer::mla_core(emit::Builder& b, program::TensorId n
     attr.v_dim = a_.v_dim;
     attr.q_stride = attr.k_stride = heads * a_.qk_dim;
     attr.v_stride = heads * a_.v_dim;
-    attr.scale = softmax_scale(model_.rope_scaling) / std::sqrt(static_cast<double>(a_.qk_dim));
+    attr.scale = softmax_scale(rope.scaling) / std::sqrt(static_cast<double>(a_.qk_dim));
     return attend(b, q_rope, k, v, attr, program::no_tensor);
 }
 

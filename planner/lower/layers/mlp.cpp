@@ -109,7 +109,6 @@ program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
         post_norm_.key = key_ + ".post_norm";
         y = post_norm_.forward(b, y, model_.hidden, "mlp_post_norm");
     }
-    b.module = program::Module::residual;
     return b.residual(x, y, "mlp_residual");
 }
 
@@ -123,10 +122,10 @@ program::TensorId MlpLayer::backward(emit::Builder& b, program::TensorId dy) {
     };
     b.layer = layer_;
     b.phase = program::Phase::dgrad;
-    program::TensorId d = dy, dgate_input = program::no_tensor;
+    program::TensorId d = shared_ ? dy : b.residual_gradient(dy, "dmlp_residual"), dgate_input = program::no_tensor;
     if (model_.post_norms && !shared_) {
         b.module = program::Module::layernorm;
-        d = post_norm_.backward(b, dy);
+        d = post_norm_.backward(b, d);
     }
     b.module = shared_ ? program::Module::shared_experts : program::Module::mlp;
     if (gate_logit_ != program::no_tensor) {

@@ -23,10 +23,10 @@ void MoeLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
     const std::string at = hf_ + (mixtral ? "block_sparse_moe." : "mlp.");
     declare_mlp_norms(set, model_, key_, hf_);
     if (moe_.branch_norms) {
-        Norm::declare(set, key_ + ".router_norm", hf_ + "router.scale", h);
-        Norm::declare(set, key_ + ".expert_norm", hf_ + "pre_feedforward_layernorm_2.weight", h);
-        Norm::declare(set, key_ + ".shared_post", hf_ + "post_feedforward_layernorm_1.weight", h);
-        Norm::declare(set, key_ + ".expert_post", hf_ + "post_feedforward_layernorm_2.weight", h);
+        Norm::declare(set, model_, key_ + ".router_norm", hf_ + "router.scale", h);
+        Norm::declare(set, model_, key_ + ".expert_norm", hf_ + "pre_feedforward_layernorm_2.weight", h);
+        Norm::declare(set, model_, key_ + ".shared_post", hf_ + "post_feedforward_layernorm_1.weight", h);
+        Norm::declare(set, model_, key_ + ".expert_post", hf_ + "post_feedforward_layernorm_2.weight", h);
         set.declare(key_ + ".expert_scale",
                     {matrix(hf_ + "router.per_expert_scale", plan::Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
                     false);
@@ -112,10 +112,10 @@ program::TensorId MoeLayer::forward(emit::Builder& b, program::TensorId x) {
 program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
     b.layer = layer_;
     b.phase = program::Phase::dgrad;
-    program::TensorId dout = dy;
+    program::TensorId dout = b.residual_gradient(dy, "dmoe_residual");
     if (model_.post_norms) {
         b.module = program::Module::layernorm;
-        dout = post_norm_.backward(b, dy);
+        dout = post_norm_.backward(b, dout);
     }
     const auto branch = [&](const Norm& norm, program::TensorId d, program::TensorId residual) {
         if (!moe_.branch_norms) return d;
@@ -221,9 +221,15 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     b.module = program::Module::experts;
     fc1_ = b.weight(key_ + ".fc1", local_experts * inner, width());
     fc2_ = b.weight(key_ + ".fc2", local_experts * width(), f);
+    probs_ = rows.probs;
+    if (moe_.probs_on_input) { // Llama 4 weighs what experts read.
+        unweighed_ = rows.rows;
+        rows.rows = b.activation("expert_in_scaled", cap, width(), expected);
+        b.emit(program::OpKind::scale_rows, {unweighed_, probs_, counts_}, {rows.rows}).bytes =
+            2.0 * b.at(rows.rows).expected_bytes() + b.at(probs_).expected_bytes();
+    }
     const emit::Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
     in_saved_ = kept(b, in);
-    probs_ = rows.probs;
     program::TensorId h = b.activation("expert_fc1", cap, inner, expected);
     grouped(b, program::GroupedMode::forward, in.row, fc1_.value, counts_, h,
             {program::GroupedMode::forward, local_experts, inner, width(), cap});
@@ -237,7 +243,7 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     b.module = program::Module::moe_act;
     act_ = {cap, f, kind_.activation, kind_.gated, kind_.swiglu_limit};
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
-    const bool early = b.plan().memory_efficient_permutation;
+    const bool early = b.plan().memory_efficient_permutation && !moe_.probs_on_input;
     const program::TensorId act =
         emit_activation(b, act_, {h, early ? probs_ : program::no_tensor, counts_}, "expert_act", expected);
     const emit::Quantized mid = copies(b, act, b.by_rows() ? act : program::no_tensor, "expert_act", counts_);
@@ -253,7 +259,7 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
                {biased}, program::GroupedBiasAttr{1.0 / b.plan().etp});
         y = biased;
     }
-    if (early) return y;
+    if (early || moe_.probs_on_input) return y;
     b.module = program::Module::combine;
     fc2_out_ = y;
     const program::TensorId scaled = b.activation("expert_scaled", cap, width(), expected);
@@ -277,9 +283,9 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     const int local_experts = moe_.experts / b.plan().ep;
     const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
     const double expected = b.expected_rows(dy);
-    const bool early = fc2_out_ == program::no_tensor;
+    const bool late = fc2_out_ != program::no_tensor, early = !late && !moe_.probs_on_input;
     program::TensorId dprobs = b.tensor("dprobs", program::Dtype::f32, cap, 1, expected);
-    if (!early) {
+    if (late) {
         b.module = program::Module::combine;
         const program::TensorId scaled = dy;
         dy = b.activation("expert_dscaled", cap, width(), expected);
@@ -335,7 +341,11 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     b.phase = program::Phase::wgrad;
     grouped(b, program::GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
     b.phase = program::Phase::dgrad;
-    return {drows, dprobs};
+    if (!moe_.probs_on_input) return {drows, dprobs};
+    const program::TensorId din = b.activation("expert_din_scaled", cap, width(), expected);
+    b.emit(program::OpKind::scale_rows_grad, {drows, unweighed_, probs_, counts_}, {din, dprobs}).bytes =
+        3.0 * b.at(din).expected_bytes() + 2.0 * b.at(dprobs).expected_bytes();
+    return {din, dprobs};
 }
 
 } // namespace moe::layers

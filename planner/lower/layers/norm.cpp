@@ -1,4 +1,4 @@
-// RMSNorm as every layer uses it, and the parameter shorthands of the emitters.
+// RMSNorm or LayerNorm as every layer uses it, and the parameter shorthands of the emitters.
 #include "planner/lower/layers/layers.hpp"
 
 namespace moe::layers {
@@ -27,12 +27,16 @@ program::Parameter norm_weight(std::string name, std::int64_t cols) {
 void declare_mlp_norms(emit::ParameterSet& set, const model::Model& model, const std::string& key,
                        const std::string& hf) {
     const char* before = model.post_norms ? "pre_mlp_layernorm.weight" : "post_attention_layernorm.weight";
-    Norm::declare(set, key + ".norm", hf + before, model.hidden);
-    if (model.post_norms) Norm::declare(set, key + ".post_norm", hf + "post_mlp_layernorm.weight", model.hidden);
+    Norm::declare(set, model, key + ".norm", hf + before, model.hidden);
+    if (model.post_norms) Norm::declare(set, model, key + ".post_norm", hf + "post_mlp_layernorm.weight", model.hidden);
 }
 
-void Norm::declare(emit::ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols) {
+void Norm::declare(emit::ParameterSet& set, const model::Model& model, const std::string& key, const std::string& name,
+                   std::int64_t cols) {
     set.declare(key, {norm_weight(name, cols)}, false, false);
+    if (!model.layer_norm_bias) return;
+    const std::string bias = name.substr(0, name.size() - std::string("weight").size()) + "bias";
+    set.declare(key + "_bias", {matrix(bias, plan::Domain::dense, cols, 1, -1, 0.0)}, false, false);
 }
 
 program::TensorId Norm::forward(emit::Builder& b, program::TensorId input, std::int64_t width,
@@ -41,9 +45,12 @@ program::TensorId Norm::forward(emit::Builder& b, program::TensorId input, std::
     cols = width;
     const std::int64_t rows = b.at(x).rows;
     y = b.activation(name, rows, cols);
-    rstd = b.tensor(name + ".rstd", program::Dtype::f32, rows, 1);
-    b.emit(program::OpKind::rmsnorm, {x, b.weight(key, cols, 1).value}, {y, rstd},
-           program::NormAttr{rows, cols, b.at(x).cols, eps > 0.0 ? eps : b.model().norm_eps, within});
+    rstd = b.tensor(name + ".rstd", program::Dtype::f32, rows, b.model().layer_norm ? 2 : 1);
+    std::vector<program::TensorId> in{x, b.weight(key, cols, 1).value};
+    if (b.model().layer_norm_bias) in.push_back(b.weight(key + "_bias", cols, 1).value);
+    b.emit(program::OpKind::rmsnorm, in, {y, rstd},
+           program::NormAttr{rows, cols, b.at(x).cols, eps > 0.0 ? eps : b.model().norm_eps, within,
+                             b.model().layer_norm});
     return y;
 }
 
@@ -53,8 +60,11 @@ program::TensorId Norm::backward(emit::Builder& b, program::TensorId dy, program
     if (dx == program::no_tensor)
         dx = b.activation(b.at(y).name.substr(b.at(y).name.find('.') + 1) + ".dx", shape.rows, shape.cols);
     const emit::Weight w = b.weight(key, cols, 1);
-    program::Op& op = b.emit(program::OpKind::rmsnorm_grad, {dy, x, w.value, rstd, dresidual}, {dx, w.gradient},
-                             program::NormAttr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps});
+    std::vector<program::TensorId> out{dx, w.gradient};
+    if (b.model().layer_norm_bias) out.push_back(b.weight(key + "_bias", cols, 1).gradient);
+    program::NormAttr attr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps};
+    attr.centred = b.model().layer_norm;
+    program::Op& op = b.emit(program::OpKind::rmsnorm_grad, {dy, x, w.value, rstd, dresidual}, out, attr);
     // Hyper-connections: gradients and values of all streams are read and gradients written, twice a layer.
     if (dresidual != program::no_tensor && b.model().residual_streams > 1)
         op.bytes += (6.0 * b.model().residual_streams - 2.0) * shape.expected_bytes();

@@ -161,9 +161,10 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
                  a_.rope_dim,
                  a_.v_dim,
                  a_.kv_lora,
-                 model_.rope_theta,
+                 model_.rope_of(a_).theta,
                  model_.rope_interleaved,
-                 program::frequency_scale(model_, a_.rope_dim)};
+                 program::frequency_scale(model_.rope_of(a_), a_.rope_dim),
+                 {}};
     q_ = b.activation("q", tokens, heads * wide);
     const program::TensorId k = b.activation("k", tokens, wide);
     b.emit(program::OpKind::mla_rope, {q, absorbed, kv_in, kv_down_full_, rope_positions(b)}, {q_, k}, mla_rope_);

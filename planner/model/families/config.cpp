@@ -39,6 +39,22 @@ void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, mode
         0.0, 1e6);
 }
 
+} // namespace
+
+model::Rope read_rope(const JsonObject& rope, const JsonObject& config, double theta) {
+    model::Rope read;
+    read.theta = rope.number_or("rope_theta", theta, 1.0, 1e12);
+    read_rope_scaling(rope, config, read.scaling);
+    return read;
+}
+
+std::optional<model::Rope> rope_of_type(const JsonObject& json, const std::string& type, double theta) {
+    if (!json.is_object("rope_parameters") || !json.object("rope_parameters").is_object(type)) return std::nullopt;
+    return read_rope(json.object("rope_parameters").object(type), json, theta);
+}
+
+namespace {
+
 std::string rope_obstacle(const model::RopeScaling& rope) {
     if (rope.type.empty() || rope.factor == 1.0) return {};
     const bool known = rope.type == "linear" || rope.type == "yarn" || rope.type == "llama3";
@@ -51,8 +67,8 @@ std::string rope_obstacle(const model::RopeScaling& rope) {
         return fmt::format("rope_scaling = {}: original_max_position_embeddings is missing", rope.type);
     if (rope.type == "yarn" && (rope.beta_fast <= 0.0 || rope.beta_slow <= 0.0))
         return "rope_scaling: beta_fast and beta_slow must be above 0";
-    if (rope.type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor)
-        return fmt::format("rope_scaling: high_freq_factor = {}: must exceed low_freq_factor = {}",
+    if (rope.type == "llama3" && rope.high_freq_factor < rope.low_freq_factor)
+        return fmt::format("rope_scaling: high_freq_factor = {}: must not be below low_freq_factor = {}",
                            rope.high_freq_factor, rope.low_freq_factor);
     return {};
 }
@@ -106,7 +122,11 @@ std::string attention_obstacle(const model::Attention& attention) {
         return "compress_ratios: no compressed sparse attention yet";
     if (attention.kind == model::AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
     if (attention.k_eq_v) return "attention_k_eq_v = true: not trained yet";
-    if (attention.output_gate || attention.head_gate) return "attention output gate: not trained yet";
+    if (attention.output_gate && !attention.gate_apart)
+        return "attention output gate in the projection of queries: not trained yet";
+    if (attention.rope) {
+        if (std::string text = rope_obstacle(attention.rope->scaling); !text.empty()) return text;
+    }
     if (attention.sparse())
         return fmt::format("index_topk = {}: no attention that picks its keys yet", attention.indexer_top_k);
     return {};
@@ -115,20 +135,15 @@ std::string attention_obstacle(const model::Attention& attention) {
 std::string moe_obstacle(const model::Moe& moe) {
     if (moe.latent > 0) return fmt::format("moe_latent_size = {}: no experts of a width of their own yet", moe.latent);
     if (moe.branch_norms) return "norms of experts and of the MLP beside them: not trained yet";
-    if (moe.probs_on_input) return "routing weight on the experts' input: not trained yet";
     if (moe.router.scoring == model::Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
     return {};
 }
 
-std::string layer_obstacle(const JsonObject& json, const model::LayerKind& kind) {
+std::string layer_obstacle(const model::LayerKind& kind) {
     if (std::string text = attention_obstacle(kind.attention); !text.empty()) return text;
     if (kind.moe) {
         if (std::string text = moe_obstacle(*kind.moe); !text.empty()) return text;
     }
-    // GPT-OSS's gate is a quick-GELU whatever its hidden_act says.
-    if (kind.activation != model::Activation::silu && kind.swiglu_limit == 0.0)
-        return fmt::format("hidden_act = {}: only silu is trained yet", json.string_or("hidden_act", "(not silu)"));
-    if (!kind.gated) return "MLP without a gate: not trained yet";
     return {};
 }
 
@@ -203,8 +218,8 @@ model::Activation read_activation(const JsonObject& json, const std::string& fal
     if (name == "silu" || name == "swish") return model::Activation::silu;
     if (name == "quick_gelu") return model::Activation::quick_gelu;
     if (name == "relu2") return model::Activation::relu2;
-    if (name == "gelu" || name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast")
-        return model::Activation::gelu;
+    if (name == "gelu") return model::Activation::gelu;
+    if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return model::Activation::gelu_tanh;
     json.refuse_value(json.has("hidden_act") ? "hidden_act" : "hidden_activation",
                       "must be silu, gelu, quick_gelu or relu2");
 }
@@ -278,10 +293,8 @@ void check_model(const JsonObject& json, const model::Model& model) {
 
 std::string obstacle(const JsonObject& json, const model::Model& model) {
     for (const model::LayerKind& kind : model.kinds) {
-        if (std::string text = layer_obstacle(json, kind); !text.empty()) return text;
+        if (std::string text = layer_obstacle(kind); !text.empty()) return text;
     }
-    if (model.layer_norm_bias) return "LayerNorm with bias: only RMSNorm is trained yet";
-    if (model.post_norms) return "norms behind attention and MLP: not trained yet";
     if (model.residual_streams > 1)
         return fmt::format("{} residual streams: no hyper-connections yet", model.residual_streams);
     if (json.number_or("attention_dropout", 0.0, 0.0, 1.0) > 0.0) return "attention_dropout: must be 0";

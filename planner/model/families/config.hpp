@@ -5,6 +5,7 @@
 #include "planner/model/model.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,10 @@ int integer_or(const JsonObject& json, const std::string& key, int fallback, std
 int layer_count(const JsonObject& json);                          // num_hidden_layers
 std::int64_t ffn(const JsonObject& json, const std::string& key); // a required MLP width
 
+// A rotation as "rope_parameters" or "rope_scaling" writes it; `config` has the positions that a model knows.
+model::Rope read_rope(const JsonObject& rope, const JsonObject& config, double theta);
+// That of the layers of one type, where rope_parameters has an object for each (transformers 5); else empty.
+std::optional<model::Rope> rope_of_type(const JsonObject& json, const std::string& type, double theta);
 // hidden, vocab, padding, embeddings, norm epsilon, RoPE base and scaling.
 void read_common(const JsonObject& json, model::Model& model, double eps, double theta);
 // Query and key/value heads with their width; rotary columns = width * partial_rotary_factor (`rotary` when absent).

@@ -133,7 +133,6 @@ void read_deepseek_v1(const JsonObject& json, model::Model& model) {
     const bool sparse = has_experts(json);
     const model::Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : model::Moe{};
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
-    model.not_executable = "DeepSeekMoE: weights go by names that export does not know yet";
 }
 void read_deepseek_v2(const JsonObject& json, model::Model& model) { read_deepseek(json, model, false); }
 void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepseek(json, model, true); }
@@ -164,10 +163,7 @@ void read_latent_glm(const JsonObject& json, model::Model& model, bool picks_key
 } // namespace
 
 // GLM-4.7-Flash.
-void read_glm4_moe_lite(const JsonObject& json, model::Model& model) {
-    read_latent_glm(json, model, false, {}, 1);
-    model.not_executable = "Glm4MoeLite: weights go by names that export does not know yet";
-}
+void read_glm4_moe_lite(const JsonObject& json, model::Model& model) { read_latent_glm(json, model, false, {}, 1); }
 
 // GLM-5, 5.1 and 5.2.
 void read_glm_moe_dsa(const JsonObject& json, model::Model& model) {

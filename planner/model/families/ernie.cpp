@@ -2,6 +2,8 @@
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 
+#include <cmath>
+
 namespace moe::families {
 namespace {
 
@@ -14,6 +16,17 @@ std::vector<std::int64_t> by_layer(const JsonObject& json, const std::string& ke
     if (list.size() != static_cast<std::size_t>(layers))
         json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries", layers));
     return list;
+}
+
+// A scaling named "dynamic" with a fixed alpha stretches the base alone (transformers 5.24,
+// modeling_hunyuan_v1_moe.py).
+void stretch(const JsonObject& json, int rotary, model::Model& model) {
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+        if (!json.is_object(key) || !json.object(key).has("alpha") || rotary <= 2) continue;
+        const double alpha = json.object(key).number("alpha", 1.0, 1e9);
+        model.rope_theta *= std::pow(alpha, rotary / (rotary - 2.0));
+        model.rope_scaling = {};
+    }
 }
 
 } // namespace
@@ -46,7 +59,8 @@ void read_ernie(const JsonObject& json, model::Model& model) {
         add_layer(model, inside && (layer + 1) % step == 0 ? sparse : dense);
     }
     repeat_last_as_mtp(json, model);
-    model.not_executable = "ERNIE-4.5's selection bias beside a softmax: not trained yet";
+    if (json.boolean_or("use_bias", false))
+        model.not_executable = "use_bias = true: a bias of the LM head is not trained yet";
 }
 
 // Every layer has experts and a shared MLP as wide as intermediate_size for each of num_shared_expert.
@@ -63,7 +77,8 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
     const int skipped = integer_or(json, "moe_layer_num_skipped", 0, 0, max_layers);
     model::LayerKind kind;
     kind.attention = read_gqa(json, model);
-    kind.attention.qk_norm = json.boolean_or("use_qk_norm", true);
+    kind.attention.qk_norm = kind.attention.norm_behind = json.boolean_or("use_qk_norm", true);
+    stretch(json, kind.attention.rope_dim, model);
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.activation = read_activation(json, "silu");
     for (std::size_t layer = 0; layer < static_cast<std::size_t>(layers); ++layer) {
@@ -80,7 +95,6 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
         }
         add_layer(model, here);
     }
-    model.not_executable = "HunYuanMoEV1: weights go by names that export does not know yet";
 }
 
 // Ling and Ring: DeepSeek's experts, and grouped-query attention whose three projections are one matrix.
@@ -114,7 +128,6 @@ void read_bailing(const JsonObject& json, model::Model& model) {
     if (first > 0) dense.dense_ffn = ffn(json, "intermediate_size");
     for (int layer = 0; layer < layers; ++layer) add_layer(model, layer < first ? dense : sparse);
     repeat_last_as_mtp(json, model);
-    model.not_executable = "Ling: weights go by names that export does not know yet";
 }
 
 } // namespace moe::families

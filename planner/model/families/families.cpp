@@ -79,9 +79,15 @@ constexpr std::array families{
     Family{"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM", read_qwen2_moe, kv},
     Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3, kv_head},
     Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, kv},
+    Family{"Qwen3_5ForCausalLM", "qwen3_5_text", "Qwen3_5ForCausalLM", read_qwen3_5, kv_head},
+    Family{"Qwen3_5ForConditionalGeneration", "qwen3_5", "Qwen3_5ForCausalLM", read_qwen3_5, kv_head},
     Family{"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "Qwen3NextForCausalLM", read_qwen3_next, kv_head},
     Family{"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3NextForCausalLM", read_qwen3_next, kv_head},
+    Family{"Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, kv},
+    Family{"Qwen3OmniMoeThinkerForConditionalGeneration", "qwen3_omni_moe_thinker", "Qwen3MoeForCausalLM",
+           read_qwen3_moe, kv},
     Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next, kv_head},
+    Family{"Qwen3VLForConditionalGeneration", "qwen3_vl", "Qwen3ForCausalLM", read_qwen3, kv_head},
     Family{"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, kv},
     Family{"SolarOpenForCausalLM", "solar_open", "SolarOpenForCausalLM", read_solar_open, kv_head},
     Family{"Step3p5ForCausalLM", "step3p5", "Step3p5ForCausalLM", read_step3p5},
@@ -164,9 +170,15 @@ std::vector<std::string> architecture_names() {
     return {names.begin(), names.end()};
 }
 
-void read_family(const JsonObject& json, model::Model& model) {
-    const Family& family = family_of(json);
+void read_family(const JsonObject& whole, model::Model& model) {
+    const Family& family = family_of(whole);
     model.architecture = family.architecture;
+    // Qwen3-Omni: the thinker, which writes text, beside what speaks.
+    const bool thinks = whole.is_object("thinker_config");
+    const JsonObject json = thinks ? whole.object("thinker_config") : whole;
+    for (const std::string& key : whole.keys())
+        if (thinks && whole.is_object(key) && key.ends_with("_config") && key != "thinker_config")
+            model.left_out.push_back(key);
     const std::string at_text = text_field(json);
     const JsonObject text = text_of(json, at_text);
     for (const char* size : family.stated)

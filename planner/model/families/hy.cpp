@@ -2,6 +2,8 @@
 #include "planner/model/families/families.hpp"
 #include "planner/model/families/parts.hpp"
 
+#include <algorithm>
+
 namespace moe::families {
 namespace {
 
@@ -43,7 +45,6 @@ void read_hy_v3(const JsonObject& json, model::Model& model) {
     if (!json.boolean_or("moe_router_use_sigmoid", true))
         json.refuse_value("moe_router_use_sigmoid", "only true is known");
     add_plain_layers(json, model, attention, moe, 1);
-    model.not_executable = "Hunyuan 3: weights go by names that export does not know yet";
 }
 
 // Latent attention, and a softmax over all experts of which the chosen are divided by their sum.
@@ -52,12 +53,14 @@ void read_mistral4(const JsonObject& json, model::Model& model) {
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    if (json.is_object("rope_parameters"))
+        attention.query_scale = {json.object("rope_parameters").number_or("llama_4_scaling_beta", 0.0, 0.0, 1e6),
+                                 std::max(1.0, static_cast<double>(model.rope_scaling.original_positions)), 0.0};
     model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
     moe.router.scoring = model::Scoring::softmax;
     moe.router.expert_bias = false;
     add_plain_layers(json, model, attention, moe, 0);
-    model.not_executable = "Mistral 4: queries scaled by their position (llama_4_scaling_beta) are not trained yet";
 }
 
 } // namespace moe::families

@@ -17,12 +17,11 @@ struct Lack {
 constexpr std::array lacks{
     Lack{"hybrid Mamba layers", " bamba falconh1 jamba zamba zamba2 "},
     Lack{"Mamba layers", " mamba mamba2 falconmamba "},
-    Lack{"hybrid linear attention layers",
-         " bailinghybrid bailingmoelinear* bailingmoev25* kimik3* kimilinear* minimax minimaxm1* "
-         "minimaxtext01* olmohybrid laramini "},
+    Lack{"layers of Kimi delta attention (KDA)", " kimik3* kimilinear* "},
+    Lack{"hybrid linear attention layers", " bailinghybrid bailingmoelinear* bailingmoev25* minimax minimaxm1* "
+                                           "minimaxtext01* olmohybrid laramini "},
     Lack{"hybrid convolution layers", " lfm2* lfm3 inkling* zaya "},
     Lack{"recurrent layers", " recurrentgemma rwkv xlstm "},
-    Lack{"gated delta nets beside dense MLPs", " qwen35 qwen35text "},
     Lack{"learned, sinusoidal or relative positions",
          " bart bert bertgeneration bigbird bigbirdpegasus biogpt "
          "blenderbot blenderbotsmall bloom camembert cpmant ctrl "
@@ -41,9 +40,10 @@ constexpr std::array lacks{
     Lack{"embeddings or cross-attention of other layers", " gemma3n* gemma4assistant gemma4unified* mllama "},
     Lack{"hierarchies or loops of models", " blt hrmtext "},
     Lack{"attention of experts", " jetmoe diffllama doge dory "},
-    Lack{"experts of another design",
-         " ariatext axk1 axk2 beam dots3note* flint hyv4 kolibri1 longcatflash mellum minimaxm3vl* "
-         "qwen4exp* "},
+    Lack{"experts beside two attentions and two MLPs of a layer, some of them without weights (LongCat-Flash)",
+         " longcat longcatflash* "},
+    Lack{"layers of block-sparse attention (MiniMax-M3)", " minimaxm3* "},
+    Lack{"experts of another design", " ariatext axk1 axk2 beam dots3note* flint hyv4 kolibri1 mellum qwen4exp* "},
     Lack{"dense decoders of this family",
          " cwm emu3 ernie45 exaone glm gotocr2 helium hunyuandensev1 hunyuanv1dense internlm3 "
          "iquestcoder ministral ministral3 mosstranscribediarize phi3 phi4multimodal seedoss "

@@ -68,6 +68,19 @@ void read_gpt_oss(const JsonObject& json, model::Model& model) {
     }
 }
 
+namespace {
+
+// The first published files say 4 where later ones say true.
+bool tunes_temperature(const JsonObject& json) {
+    try {
+        return json.boolean_or("attn_temperature_tuning", true);
+    } catch (const Error&) {
+        return json.integer("attn_temperature_tuning", 0, 1 << 20) != 0;
+    }
+}
+
+} // namespace
+
 // One routed expert per token weighted by a sigmoid on the expert's input, beside a shared expert of the same width.
 // Layers with rotary positions see their chunk of the sequence alone; every fourth has none and sees all of it.
 void read_llama4(const JsonObject& json, model::Model& model) {
@@ -101,7 +114,15 @@ void read_llama4(const JsonObject& json, model::Model& model) {
     for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
         model::LayerKind kind;
         kind.attention = read_gqa(json, model);
-        if (chunked[layer]) kind.attention.chunk = chunk;
+        if (chunked[layer]) {
+            kind.attention.chunk = chunk;
+            kind.attention.qk_norm = kind.attention.plain_qk_norm = json.boolean_or("use_qk_norm", true);
+        } else {
+            kind.attention.rope_dim = 0;
+            if (tunes_temperature(json))
+                kind.attention.query_scale = {json.number_or("attn_scale", 0.1, 0.0, 1e6),
+                                              json.number_or("floor_scale", 8192.0, 1.0, 1e12), 1.0};
+        }
         kind.activation = read_activation(json, "silu");
         if (sparse[layer])
             kind.moe = moe;
@@ -117,7 +138,7 @@ namespace {
 void read_ungated(const JsonObject& json, model::Model& model, const std::string& activation, bool linear_bias,
                   double rotary) {
     read_common(json, model, 1e-5, 10000.0);
-    model.layer_norm_bias = true;
+    model.layer_norm = model.layer_norm_bias = true;
     model::LayerKind kind;
     kind.attention = read_gqa(json, model, rotary);
     kind.attention.qkv_bias = kind.attention.out_bias = linear_bias;
@@ -131,8 +152,14 @@ void read_ungated(const JsonObject& json, model::Model& model, const std::string
 
 } // namespace
 
-void read_nemotron(const JsonObject& json, model::Model& model) { read_ungated(json, model, "relu2", false, 0.5); }
+void read_nemotron(const JsonObject& json, model::Model& model) {
+    read_ungated(json, model, "relu2", false, 0.5);
+    model.norms_from_one = true; // NemotronLayerNorm1P
+}
 void read_megatron_gpt(const JsonObject& json, model::Model& model) { read_ungated(json, model, "gelu", false, 1.0); }
-void read_gpt3(const JsonObject& json, model::Model& model) { read_ungated(json, model, "gelu", true, 0.0); }
+void read_gpt3(const JsonObject& json, model::Model& model) {
+    read_ungated(json, model, "gelu", true, 0.0);
+    model.not_executable = "positions are learned (GPT-3): only rotations are trained yet";
+}
 
 } // namespace moe::families

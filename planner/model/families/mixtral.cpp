@@ -52,6 +52,8 @@ void read_grok(const JsonObject& json, model::Model& model) {
     model::LayerKind kind = read_layer(json, model, "gelu");
     read_window(json, kind.attention);
     add_alike(model, kind, layer_count(json));
+    model.not_executable =
+        "Grok-1: norms on both sides, factors of its own and a bound of the scores (tanh) are not trained yet";
 }
 
 void read_olmoe(const JsonObject& json, model::Model& model) {
@@ -59,14 +61,14 @@ void read_olmoe(const JsonObject& json, model::Model& model) {
     model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qk_norm = kind.attention.whole_qk_norm = true;
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
+    kind.attention.clip = json.number_or("clip_qkv", 0.0, 0.0, 1e6);
     kind.moe->router.normalize = json.boolean_or("norm_topk_prob", false);
     add_alike(model, kind, layer_count(json));
-    model.not_executable = "OLMoE's norms over all query heads and all key heads at once: not trained yet";
 }
 
 void read_phimoe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 1e6);
-    model.layer_norm_bias = true;
+    model.layer_norm = model.layer_norm_bias = true;
     model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     read_window(json, kind.attention);
@@ -81,10 +83,11 @@ void read_granite_moe(const JsonObject& json, model::Model& model) {
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.moe->shared_ffn = json.integer_or("shared_intermediate_size", 0, 0, max_ffn);
     kind.moe->router.softmax_after_top_k = true;
+    kind.attention.scale = json.number_or("attention_multiplier", 1.0, 1e-9, 1e6);
     add_alike(model, kind, layer_count(json));
-    for (const char* factor : {"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"})
-        if (const double value = json.number_or(factor, 1.0, -1e6, 1e6); value != 1.0)
-            model.not_executable = fmt::format("{} = {}: only 1 is trained yet", factor, value);
+    model.embedding_scale = json.number_or("embedding_multiplier", 1.0, 1e-9, 1e6);
+    model.residual_scale = json.number_or("residual_multiplier", 1.0, 1e-9, 1e6);
+    model.logit_scale = 1.0 / json.number_or("logits_scaling", 1.0, 1e-9, 1e6);
 }
 
 // The published weights hold none of the MTP modules that its config mentions, nor does the configuration class.
@@ -98,8 +101,6 @@ void read_minimax_m2(const JsonObject& json, model::Model& model) {
     router.expert_bias = json.boolean_or("use_routing_bias", true);
     router.normalize = true;
     add_alike(model, kind, layer_count(json));
-    if (kind.attention.qk_norm)
-        model.not_executable = "MiniMax-M2's norms over all query heads and all key heads at once: not trained yet";
 }
 
 // DBRX names everything in its own way, in three objects.
@@ -117,6 +118,7 @@ void read_dbrx(const JsonObject& json, model::Model& model) {
     if (model.hidden % attention.heads != 0)
         json.refuse_value("n_heads", fmt::format("must divide d_model = {}", model.hidden));
     attention.qk_dim = attention.v_dim = attention.rope_dim = static_cast<int>(model.hidden / attention.heads);
+    attention.clip = attn.number_or("clip_qkv", 0.0, 0.0, 1e6);
     model::Moe moe;
     moe.experts = integer_or(experts, "moe_num_experts", 4, 1, max_experts);
     moe.top_k = integer_or(experts, "moe_top_k", 1, 1, max_experts);
@@ -124,7 +126,7 @@ void read_dbrx(const JsonObject& json, model::Model& model) {
     moe.router.normalize = true;
     kind.moe = moe;
     add_alike(model, kind, integer(json, "n_layers", max_layers));
-    model.not_executable = "DBRX's LayerNorm: only RMSNorm is trained yet";
+    model.layer_norm = true;
 }
 
 } // namespace moe::families

@@ -121,16 +121,23 @@ model::Attention read_gated_delta(const JsonObject& json) {
     return attention;
 }
 
-} // namespace
-
-// Gated delta net on three layers of four, gated softmax attention on the fourth.
-void read_qwen3_next(const JsonObject& json, model::Model& model) {
+// Gated delta net on three layers of four, gated softmax attention on the fourth, before experts or dense MLPs.
+void read_hybrid(const JsonObject& json, model::Model& model, bool has_experts) {
     read_common(json, model, 1e-6, 10000.0);
     model::Attention full = read_gqa(json, model, 0.25);
     full.qk_norm = true;
     full.output_gate = true;
     const model::Attention linear = read_gated_delta(json);
-    std::vector<model::LayerKind> kinds = qwen_layers(json, full, read_qwen_experts(json, true, true));
+    std::vector<model::LayerKind> kinds;
+    if (has_experts) {
+        kinds = qwen_layers(json, full, read_qwen_experts(json, true, true));
+    } else {
+        model::LayerKind kind;
+        kind.attention = full;
+        kind.activation = read_activation(json, "silu");
+        kind.dense_ffn = ffn(json, "intermediate_size");
+        kinds.assign(static_cast<std::size_t>(layer_count(json)), kind);
+    }
     std::vector<bool> is_linear;
     const int interval = integer_or(json, "full_attention_interval", 4, 1, max_layers);
     for (std::size_t layer = 0; layer < kinds.size(); ++layer)
@@ -142,6 +149,16 @@ void read_qwen3_next(const JsonObject& json, model::Model& model) {
     }
     if (json.has("mtp_num_hidden_layers")) return repeat_last_as_mtp(json, model, "mtp_num_hidden_layers"); // Qwen3.5
     repeat_last_as_mtp(json, model);
+}
+
+} // namespace
+
+void read_qwen3_next(const JsonObject& json, model::Model& model) { read_hybrid(json, model, true); }
+
+// The dense models of Qwen3.5 and 3.6.
+void read_qwen3_5(const JsonObject& json, model::Model& model) {
+    refuse_experts(json, model);
+    read_hybrid(json, model, false);
 }
 
 } // namespace moe::families

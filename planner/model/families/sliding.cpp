@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 namespace moe::families {
 namespace {
@@ -36,6 +37,12 @@ void add_pattern(model::Model& model, const Pattern& pattern, const model::Layer
     }
 }
 
+// The share of a head's columns that a kind of layer turns, which transformers 5 keeps under the kind's name.
+double rotary_share(const JsonObject& json, const std::string& type, double fallback) {
+    if (!json.is_object("rope_parameters") || !json.object("rope_parameters").is_object(type)) return fallback;
+    return json.object("rope_parameters").object(type).number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
+}
+
 // Layers of windows have heads of their own. A file of transformers 5 names their number of key/value heads nowhere:
 // its class takes twice those of the other layers.
 model::Attention read_mimo_attention(const JsonObject& json, bool sliding) {
@@ -49,7 +56,9 @@ model::Attention read_mimo_attention(const JsonObject& json, bool sliding) {
     attention.qk_dim = size("head_dim", max_dim);
     attention.v_dim = size("v_head_dim", max_dim);
     attention.qkv_bias = json.boolean_or("attention_bias", false);
-    const double share = json.number_or("partial_rotary_factor", 0.334, 0.0, 1.0);
+    const double share = rotary_share(json, sliding ? "sliding_attention" : "full_attention",
+                                      json.number_or("partial_rotary_factor", 0.334, 0.0, 1.0));
+    attention.value_scale = json.number_or("attention_value_scale", 1.0, 1e-9, 1e6);
     attention.rope_dim = static_cast<int>(attention.qk_dim * share) / 2 * 2;
     attention.sinks = sliding ? json.boolean_or("add_swa_attention_sink_bias", true)
                               : json.boolean_or("add_full_attention_sink_bias", false);
@@ -80,9 +89,13 @@ void read_mimo_v2(const JsonObject& json, model::Model& model) {
     base.activation = read_activation(json, "silu");
     model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 0);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
-    const model::Attention window = read_mimo_attention(json, true);
+    model::Attention window = read_mimo_attention(json, true);
+    window.rope = model::Rope{json.number_or("swa_rope_theta", 10000.0, 1.0, 1e12), {}};
     const std::int64_t wide = ffn(json, "intermediate_size");
-    add_pattern(model, pattern, base, read_mimo_attention(json, false), window, moe, wide);
+    model::Attention full = read_mimo_attention(json, false);
+    full.rope = rope_of_type(json, "full_attention", 5e6);
+    if (const auto own = rope_of_type(json, "sliding_attention", 10000.0)) window.rope = own;
+    add_pattern(model, pattern, base, full, window, moe, wide);
     model::LayerKind depth = base;
     depth.attention = window;
     depth.dense_ffn = wide;
@@ -90,7 +103,6 @@ void read_mimo_v2(const JsonObject& json, model::Model& model) {
     for (int i = 0; i < depths; ++i) add_mtp(model, depth);
     for (const char* tower : {"vision_config", "audio_config"}) // These lie beside the language model's own fields.
         if (json.is_object(tower)) model.left_out.emplace_back(tower);
-    model.not_executable = "swa_rope_theta: bases of rotation by layer are not trained yet";
 }
 
 namespace {
@@ -176,7 +188,7 @@ void read_step3p5(const JsonObject& json, model::Model& model) {
         depth.attention = i < types.size() && types[i] == "full_attention" ? full : window;
         add_mtp(model, depth);
     }
-    model.not_executable = "rope_theta by layer and one gate per head: not trained yet";
+    model.not_executable = "swiglu_limits (Step-3.5): gates that are cut behind their activation are not trained yet";
 }
 
 // Arcee's Trinity: gated attention, norms on both sides of attention and MLP; layers that see everything turn nothing.
@@ -192,7 +204,9 @@ void read_afmoe(const JsonObject& json, model::Model& model) {
     pattern.sparse = after(integer_or(json, "num_dense_layers", 1, 0, max_layers), layers);
     integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
     model::Attention full = read_gqa(json, model);
-    full.qk_norm = full.output_gate = true;
+    full.qk_norm = full.output_gate = full.gate_apart = true;
+    full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
+    if (json.boolean_or("mup_enabled", false)) model.embedding_scale = std::sqrt(static_cast<double>(model.hidden));
     model::Attention window = full;
     window.window = json.integer_or("sliding_window", 1024, 1, max_window);
     full.rope_dim = 0;
@@ -252,7 +266,6 @@ void read_exaone_moe(const JsonObject& json, model::Model& model) {
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 2.5);
     add_pattern(model, pattern, base, full, window, moe, ffn(json, "intermediate_size"));
     repeat_last_as_mtp(json, model);
-    model.not_executable = "EXAONE-MoE: weights go by names that export does not know yet";
 }
 
 namespace {
@@ -268,14 +281,7 @@ void read_laguna_gate(const JsonObject& json, model::Attention& attention) {
     if (gate != "per-head" && gate != "per-element")
         json.refuse_value(key, "must be true, false, per-head or per-element");
     (gate == "per-head" ? attention.head_gate : attention.output_gate) = true;
-}
-
-// Columns that a kind of layer turns, whose share transformers 5 keeps under the kind's name.
-int laguna_rotary(const JsonObject& json, const std::string& type, int dim, double fallback) {
-    double share = fallback;
-    if (json.is_object("rope_parameters") && json.object("rope_parameters").is_object(type))
-        share = json.object("rope_parameters").object(type).number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
-    return static_cast<int>(dim * share);
+    attention.gate_apart = attention.output_gate;
 }
 
 } // namespace
@@ -308,6 +314,7 @@ void read_laguna(const JsonObject& json, model::Model& model) {
     attention.qk_norm = true;
     attention.qkv_bias = json.boolean_or("attention_bias", false);
     read_laguna_gate(json, attention);
+    attention.softplus_gate = attention.head_gate || attention.output_gate;
     model::Moe moe = read_experts(json, "num_experts", "", 0);
     moe.shared_ffn = json.integer_or("shared_expert_intermediate_size", 512, 0, max_ffn);
     moe.router = selecting_router(json, "norm_topk_prob", "moe_routed_scaling_factor", 1.0);
@@ -317,7 +324,9 @@ void read_laguna(const JsonObject& json, model::Model& model) {
         kind.attention = attention;
         kind.attention.heads = static_cast<int>(heads[layer]);
         const char* type = sliding[layer] ? "sliding_attention" : "full_attention";
-        kind.attention.rope_dim = laguna_rotary(json, type, attention.qk_dim, sliding[layer] ? 1.0 : 0.5);
+        kind.attention.rope = rope_of_type(json, type, model.rope_theta);
+        kind.attention.rope_dim =
+            static_cast<int>(attention.qk_dim * rotary_share(json, type, sliding[layer] ? 1.0 : 0.5));
         if (sliding[layer]) {
             kind.attention.window = json.integer_or("sliding_window", 512, 1, max_window);
             kind.attention.sinks = json.boolean_or("swa_attention_sink_enabled", false);
@@ -328,7 +337,8 @@ void read_laguna(const JsonObject& json, model::Model& model) {
             kind.dense_ffn = ffn(json, "intermediate_size");
         add_layer(model, kind);
     }
-    model.not_executable = "Laguna: bases of rotation by layer and gates of attention are not trained yet";
+    if (json.number_or("moe_router_logit_softcapping", 0.0, 0.0, 1e6) > 0.0)
+        model.not_executable = "moe_router_logit_softcapping: a bound of the router's logits is not trained yet";
 }
 
 } // namespace moe::families

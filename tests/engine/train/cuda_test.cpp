@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/backends/backends.hpp"
+#include "engine/backends/cuda_module.hpp"
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
@@ -29,6 +30,16 @@ TEST_CASE("cuda: FP32 training is the CPU's, op by op and as a graph") {
     }
     check_model("qwen3", {{"recompute", "full"}, {"mbs", "4"}}, 1e-4);
     check_model("deepseek3", {{"recompute", "mla_up_proj+mlp+moe_act"}, {"cuda_graph", "full"}}, 1e-4);
+}
+
+TEST_CASE("cuda: factors, gates, norms and rotations of other families are the CPU's, in a graph too") {
+    for (const char* model : {"granite", "olmoe", "afmoe", "laguna", "mimo", "hunyuan", "ernie", "nemotron", "gpt",
+                              "dbrx", "mistral4", "llama4"}) {
+        check_model(model, {}, 1e-4);
+        check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}, {"recompute", "full"}}, 1e-4);
+        check_model(model, {{"documents", "mask"}, {"mbs", "2"}}, 1e-4);
+        check_model(model, {{"precision", "bf16"}}, 2e-2, true);
+    }
 }
 
 TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the CPU's") {
@@ -337,6 +348,7 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
 }
 
 int main(int argc, char** argv) {
+    backends::open_cuda_module(backends::cuda_module_places()); // a module that is not there is no reason to skip
     try {
         backends::backend_named("cuda");
     } catch (const Error& error) {

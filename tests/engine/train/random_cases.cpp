@@ -58,25 +58,51 @@ void draw_balance(Dice& dice, RandomCase& c) {
     if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
 }
 
+bool is_dense(const std::string& model) { return model == "llama" || model == "nemotron"; }
+
+// A list as JSON with a word drawn for every layer.
+std::string drawn_list(Dice& dice, int layers, std::initializer_list<const char*> words) {
+    std::vector<std::string> list;
+    for (int layer = 0; layer < layers; ++layer) list.emplace_back(dice.of(words));
+    return fmt::format("[{}]", fmt::join(list, ", "));
+}
+
+const char* experts_field(const std::string& model) {
+    if (model == "mixtral" || model == "gptoss" || model == "granite" || model == "llama4") return "num_local_experts";
+    if (model == "ernie") return "moe_num_experts";
+    const bool deepseek = model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo";
+    return deepseek ? "n_routed_experts" : "num_experts";
+}
+
 void draw_model(Dice& dice, RandomCase& c) {
-    c.model = dice.of({"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"});
+    c.model =
+        dice.of({"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama", "olmoe",
+                 "granite", "afmoe", "laguna", "nemotron", "mimo", "mistral4", "ernie", "llama4", "hunyuan"});
     const int layers = dice.of({1, 2, 3, 4});
     c.config.emplace_back("num_hidden_layers", number(layers));
     const int heads = dice.of({4, 8, 16});
-    const bool latent = c.model.rfind("deepseek", 0) == 0;
+    const bool latent = c.model.rfind("deepseek", 0) == 0 || c.model == "mistral4";
     c.config.emplace_back("num_attention_heads", number(heads));
     c.config.emplace_back("num_key_value_heads", number(latent ? heads : heads / dice.of({1, 2, 4})));
-    if (!latent) c.config.emplace_back("head_dim", dice.of({"4", "6", "8"}));
+    if (c.model == "mimo") c.config.emplace_back("swa_num_key_value_heads", number(heads / dice.of({1, 2, 4})));
+    if (!latent) c.config.emplace_back("head_dim", c.model == "mimo" ? "8" : dice.of({"4", "6", "8"}));
     if (dice.one_in(3)) c.config.emplace_back("tie_word_embeddings", "true");
     if (dice.one_in(2)) c.config.emplace_back("vocab_size", dice.of({"17", "64", "83"}));
     if (dice.one_in(3)) c.plan.emplace_back("documents", "mask");
-    if (c.model == "llama") return;
+    if (c.model == "laguna" || c.model == "afmoe")
+        c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"sliding_attention\"", "\"full_attention\""}));
+    if (c.model == "laguna") c.config.emplace_back("gating", dice.of({"true", "\"per-element\""}));
+    if (c.model == "mimo") {
+        c.config.emplace_back("hybrid_layer_pattern", drawn_list(dice, layers, {"0", "1"}));
+        c.config.emplace_back("moe_layer_freq", drawn_list(dice, layers, {"0", "1"}));
+    }
+    if (is_dense(c.model)) return;
     const int experts = dice.of({4, 8, 16});
-    c.config.emplace_back(c.model == "mixtral" || c.model == "gptoss" ? "num_local_experts"
-                          : latent                                    ? "n_routed_experts"
-                                                                      : "num_experts",
-                          number(experts));
-    c.config.emplace_back("num_experts_per_tok", dice.of({"1", "2", "3"}));
+    c.config.emplace_back(experts_field(c.model), number(experts));
+    c.config.emplace_back(c.model == "hunyuan" ? "moe_topk"
+                          : c.model == "ernie" ? "moe_k"
+                                               : "num_experts_per_tok",
+                          dice.of({"1", "2", "3"}));
     if (latent) c.config.emplace_back("first_k_dense_replace", number(dice.below(layers)));
     if (latent) c.config.emplace_back("n_shared_experts", dice.of({"1", "2"}));
     draw_balance(dice, c);
@@ -157,7 +183,7 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
     degree("tp", tp);
     degree("cp", cp);
     if (cp > 1 && dice.one_in(2)) c.plan.emplace_back("cp_comm", "alltoall");
-    if (c.model != "llama") {
+    if (!is_dense(c.model)) {
         const int ep = dice.divisor(stage);
         degree("ep", ep);
         degree("etp", dice.one_in(2) ? 1 : dice.divisor(stage / ep));
@@ -172,7 +198,7 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
     }
     draw_passes(dice, c);
     // BF16 is for models without a choice alone: near ties of the router fall either way in it.
-    if (c.model == "llama" && dice.one_in(4)) c.plan.emplace_back("precision", "bf16");
+    if (is_dense(c.model) && dice.one_in(4)) c.plan.emplace_back("precision", "bf16");
 }
 
 bool accepted(const RandomCase& c) {

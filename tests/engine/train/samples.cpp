@@ -53,6 +53,64 @@ const std::map<std::string, std::string>& configs() {
             "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 5,
             "swiglu_limit": 2.5, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
             "truncate": false, "original_max_position_embeddings": 16})"},
+        // Factors of embeddings, scores, sums and logits.
+        {"granite", R"("architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared",
+            "num_key_value_heads": 4, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32, "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7,
+            "logits_scaling": 1.5)"},
+        // Norms over all heads, and projections that are cut.
+        {"olmoe", R"("architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "num_key_value_heads": 4,
+            "intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true, "clip_qkv": 1.5)"},
+        // Gates of the output by column, norms behind, windows, layers that turn nothing, scaled embeddings.
+        {"afmoe",
+         R"("architectures": ["AfmoeForCausalLM"], "model_type": "afmoe", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 1,
+            "num_shared_experts": 1, "route_scale": 1.5, "sliding_window": 5, "global_attn_every_n_layers": 2, "mup_enabled": true)"},
+        // Gates by head (softplus), and rotations by kind of layer.
+        {"laguna",
+         R"("architectures": ["LagunaForCausalLM"], "model_type": "laguna", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 1.5, "sliding_window": 5, "gating": true,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+            "partial_rotary_factor": 0.5, "original_max_position_embeddings": 16}, "sliding_attention": {"rope_type": "default",
+            "rope_theta": 100.0, "partial_rotary_factor": 1.0}})"},
+        // Values narrower than keys and multiplied by a factor, sinks in layers of windows.
+        {"mimo",
+         R"("architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "num_key_value_heads": 4,
+            "head_dim": 8, "v_head_dim": 4, "swa_num_key_value_heads": 8, "intermediate_size": 64, "moe_intermediate_size": 16,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "sliding_window": 5, "attention_value_scale": 0.7,
+            "partial_rotary_factor": 0.5, "swa_rope_theta": 100.0, "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq":
+            [0, 1, 1, 1])"},
+        // Norms behind the rotation.
+        {"hunyuan",
+         R"("architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "num_key_value_heads": 4,
+            "head_dim": 8, "intermediate_size": 16, "num_experts": 8, "moe_topk": 2, "num_shared_expert": 1)"},
+        // A selection bias beside a softmax.
+        {"ernie",
+         R"("architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "num_key_value_heads": 4,
+            "intermediate_size": 64, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 1)"},
+        // LayerNorm with bias around MLPs without a gate.
+        {"nemotron", R"("architectures": ["NemotronForCausalLM"], "model_type": "nemotron", "num_key_value_heads": 4,
+            "intermediate_size": 64, "hidden_act": "relu2", "partial_rotary_factor": 0.5)"},
+        {"gpt",
+         R"("architectures": ["Megatron GPT"], "num_key_value_heads": 4, "intermediate_size": 64, "hidden_act": "gelu")"},
+        // LayerNorm without bias, cut projections.
+        {"dbrx",
+         R"("architectures": ["DbrxForCausalLM"], "d_model": 32, "n_heads": 8, "n_layers": 4, "attn_config": {"clip_qkv":
+            0.3, "kv_n_heads": 4, "rope_theta": 500.0}, "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 8,
+            "moe_top_k": 2})"},
+        // Queries scaled by their position, in latent attention.
+        {"mistral4", R"("architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank":
+            16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "rope_parameters": {"rope_type": "yarn",
+            "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 6, "llama_4_scaling_beta": 0.5})"},
+        // Weights on the experts' input, chunks, norms without weights.
+        {"llama4", R"("architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "num_key_value_heads": 4,
+            "head_dim": 8, "intermediate_size": 16, "intermediate_size_mlp": 64, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 1, "attention_chunk_size": 5, "no_rope_layer_interval": 2, "floor_scale": 6,
+            "attn_scale": 0.5)"},
         {"llama",
          R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 4, "intermediate_size": 64)"},
     };

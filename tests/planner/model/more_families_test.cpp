@@ -182,16 +182,16 @@ struct Published {
 constexpr Published published[] = {
     {"Gemma-4-26B-A4B", 25.2, 3.8, false, gemma4},
     {"Granite-4.0-H-Small", 32.2, 9, false, granite_small},
-    {"Hy3", 295, 21, false, hy3},
-    {"K-EXAONE-236B-A23B", 236, 23, false, k_exaone},
-    {"Laguna-S-2.1", 118, 8, false, laguna_s},
-    {"MiMo-V2-Flash", 309, 15, false, mimo_flash},
-    {"MiMo-V2.5-Pro", 1020, 42, false, mimo_pro},
-    {"Mistral-Small-4", 119, 6.5, false, mistral_small4},
+    {"Hy3", 295, 21, true, hy3},
+    {"K-EXAONE-236B-A23B", 236, 23, true, k_exaone},
+    {"Laguna-S-2.1", 118, 8, true, laguna_s},
+    {"MiMo-V2-Flash", 309, 15, true, mimo_flash},
+    {"MiMo-V2.5-Pro", 1020, 42, true, mimo_pro},
+    {"Mistral-Small-4", 119, 6.5, true, mistral_small4},
     {"Solar-Open-100B", 102.6, 12, true, solar_open},
     {"Step-3.5-Flash", 196, 11, false, step_flash},
-    {"Trinity-Large", 400, 13, false, trinity_large},
-    {"Trinity-Mini", 26, 3, false, trinity_mini},
+    {"Trinity-Large", 400, 13, true, trinity_large},
+    {"Trinity-Mini", 26, 3, true, trinity_mini},
 };
 
 model::Model read(const std::string& config) { return families::model_from_json(config, "config.json"); }
@@ -336,7 +336,7 @@ TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the e
     CHECK(model.kind_of(5).attention.rope_dim == 128);
     CHECK(model.kind_of(5).moe->shared_ffn == 2112);
     CHECK(model.kind_of(5).moe->branch_norms);
-    CHECK(model.kind_of(5).activation == model::Activation::gelu);
+    CHECK(model.kind_of(5).activation == model::Activation::gelu_tanh);
     CHECK(model.tied_embeddings);
     CHECK(model.left_out == std::vector<std::string>{"vision_config"});
     const std::string small = R"({"architectures": ["Gemma4ForCausalLM"], "global_head_dim": 512, "head_dim": 256,

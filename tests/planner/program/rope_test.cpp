@@ -41,7 +41,7 @@ TEST_CASE("DeepSeek-V3's YaRN: pairs up to 10 kept, from 23 on slowed 40 times, 
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}, )";
     std::string config = families::load_model("DeepSeek-V3").config_json;
     model::Model model = families::model_from_json(config.insert(config.find('{') + 1, scaling), "config.json");
-    const program::FrequencyScale s = program::frequency_scale(model, 64);
+    const program::FrequencyScale s = program::frequency_scale(model.rope_of({}), 64);
     // 64 ln(4096 / 64 pi) / (2 ln 10000) = 10.47 and 64 ln(4096 / 2 pi) / (2 ln 10000) = 22.51, rounded outwards.
     CHECK(kept(s, 10000.0, 64, 0) == nearly(1.0));
     CHECK(kept(s, 10000.0, 64, 10) == nearly(1.0));
@@ -78,7 +78,7 @@ TEST_CASE("Llama 3.1's scaling by wavelength") {
     const model::Model model = llama(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})");
     CHECK(model.not_executable.empty());
-    const program::FrequencyScale s = program::frequency_scale(model, 128);
+    const program::FrequencyScale s = program::frequency_scale(model.rope_of({}), 128);
     for (int i = 0; i < 64; ++i) {
         const double wavelength = 2.0 * std::numbers::pi * std::pow(500000.0, i / 64.0);
         const double smooth = (8192.0 / wavelength - 1.0) / 3.0;
@@ -92,17 +92,19 @@ TEST_CASE("Llama 3.1's scaling by wavelength") {
 TEST_CASE("YaRN without mscale multiplies the rotated columns; linear scaling slows every pair; none changes nothing") {
     const model::Model yarn = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0,
         "original_max_position_embeddings": 32768})");
-    CHECK(program::frequency_scale(yarn, 128).magnitude == nearly(0.1 * std::log(4.0) + 1.0));
+    CHECK(program::frequency_scale(yarn.rope_of({}), 128).magnitude == nearly(0.1 * std::log(4.0) + 1.0));
     const model::Model given = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0.7,
         "original_max_position_embeddings": 32768})");
-    CHECK(program::frequency_scale(given, 128).magnitude == 0.7);
+    CHECK(program::frequency_scale(given.rope_of({}), 128).magnitude == 0.7);
     // transformers takes the ratio of both lengths where factor is missing.
     const model::Model by_length =
         llama(R"("rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32768})");
-    CHECK(program::frequency_scale(by_length, 128).factor == 4.0);
+    CHECK(program::frequency_scale(by_length.rope_of({}), 128).factor == 4.0);
     const model::Model linear = llama(R"("rope_scaling": {"type": "linear", "factor": 2.5})");
-    for (const int i : {0, 1, 63}) CHECK(kept(program::frequency_scale(linear, 128), 500000.0, 128, i) == 1.0 / 2.5);
-    for (const int i : {0, 1, 63}) CHECK(kept(program::frequency_scale(llama(""), 128), 500000.0, 128, i) == 1.0);
+    for (const int i : {0, 1, 63})
+        CHECK(kept(program::frequency_scale(linear.rope_of({}), 128), 500000.0, 128, i) == 1.0 / 2.5);
+    for (const int i : {0, 1, 63})
+        CHECK(kept(program::frequency_scale(llama("").rope_of({}), 128), 500000.0, 128, i) == 1.0);
 }
 
 TEST_CASE("scalings that cannot be trained are named") {
@@ -112,8 +114,8 @@ TEST_CASE("scalings that cannot be trained are named") {
     CHECK(obstacle(R"("type": "dynamic", "factor": 2.0)").find("rope_scaling = dynamic: only linear") == 0);
     CHECK(obstacle(R"("type": "linear", "factor": 0.5)").find("factor = 0.5: must be at least 1") != std::string::npos);
     CHECK(obstacle(R"("type": "yarn", "factor": 2.0, "beta_fast": 0)").find("must be above 0") != std::string::npos);
-    CHECK(obstacle(R"("type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 4)")
-              .find("must exceed low_freq_factor") != std::string::npos);
+    CHECK(obstacle(R"("type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 3)")
+              .find("must not be below low_freq_factor") != std::string::npos);
     CHECK(
         families::model_from_json(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1,
         "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64, "rope_scaling": {"type": "yarn", "factor": 2.0}})",

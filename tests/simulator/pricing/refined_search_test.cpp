@@ -11,6 +11,7 @@
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/planner/base/fault_of.hpp"
+#include "tests/support/draws.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
@@ -92,7 +93,7 @@ TEST_CASE("a request that only offload brings into memory has plans, unless it i
           }).find("no plan for 4 GPUs fits") != std::string::npos);
 }
 
-TEST_CASE("the fewest GPUs have a plan, and fewer have none") {
+TEST_CASE("the fewest GPUs have a plan, and fewer have none" * doctest::skip(sanitized)) {
     for (const Asked& asked : {Asked{"Mixtral-8x7B", "h100", "bridge-26.08", 1, 64, 4096},
                                Asked{"Qwen3-30B-A3B", "h200", "moe-plan", 1, 64, 4096}}) {
         CAPTURE(std::string(asked.model));
@@ -110,7 +111,7 @@ TEST_CASE("the fewest GPUs have a plan, and fewer have none") {
     }
 }
 
-TEST_CASE("a refusal names the plan that needs least, with FSDP and offload") {
+TEST_CASE("a refusal names the plan that needs least, with FSDP and offload" * doctest::skip(sanitized)) {
     Searcher searcher({"DeepSeek-V3", "h100", "bridge-26.08", 32, 1024, 4096});
     // With the degrees that need least of GPUs that keep their states, 249.4 GiB.
     const std::string kept = fault_of([&] {
@@ -140,7 +141,7 @@ TEST_CASE("pinned offload that the host has no memory for is refused, with what 
     CHECK(searcher.best().first.offload == 0);
 }
 
-TEST_CASE("the first plan does not depend on how many are asked for") {
+TEST_CASE("the first plan does not depend on how many are asked for" * doctest::skip(sanitized)) {
     Searcher searcher({"Qwen3-30B-A3B", "h100", "moe-plan", 8, 64, 4096});
     const plan::Plan of_five = searcher.best().first;
     searcher.request().top = 1;

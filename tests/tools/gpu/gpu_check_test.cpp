@@ -32,7 +32,8 @@ esac
 echo "{\"device\": \"a GPU\", \"gemm\": \"a library\", \"attention\": \"another\", \"cases\": 5,
     \"rows\": [{$row, \"ours\": 1.0, \"reference\": 2.0, \"bar\": 1.0, \"ok\": true}]}" > "$2"
 echo "[doctest] test cases:   1 |   1 passed | 0 failed")");
-    script("tests/engine/engine_cuda_test", "exit 0");
+    script("tools/moe-plan-cuda.so", "exit 1");
+    script("tests/engine/engine_cuda_test", "test -x \"$MOE_PLAN_CUDA\"");
     // Plans that save memory take 8 GiB less; every run learns the same.
     script("tools/moe-plan", R"(case $1 in
 search)
@@ -75,7 +76,7 @@ TEST_CASE("gpu-check: without a device it is skipped and says so") {
         CHECK(outcome.status == 77);
         CHECK(outcome.out == "skipped: no CUDA device\n");
         // The programs alone, as they are carried to another machine.
-        folder.run("mv build whole; mkdir build; cp whole/tests/*/* whole/tools/moe-plan build; rm -r whole");
+        folder.run("mv build whole; mkdir build; cp whole/tests/*/* whole/tools/* build; rm -r whole");
     }
 }
 

@@ -23,7 +23,7 @@ class PackageTest(unittest.TestCase):
         cls.out = pathlib.Path(cls.folder.name)
         subprocess.run([SOURCE / "tools/package", os.environ["BUILD"], cls.out], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "DPKG_DEB_COMPRESSOR_LEVEL": "1"})
-        cls.package, = cls.out.glob("*.deb")
+        cls.package, = cls.out.glob("moe-plan_*.deb")
         cls.root = cls.out / "root"
         subprocess.run(["dpkg-deb", "--raw-extract", cls.package, cls.root], check=True)
         cls.command, = cls.root.rglob("bin/moe-plan")
@@ -76,6 +76,24 @@ class PackageTest(unittest.TestCase):
         lost = self.run_command("show", "models")
         self.assertEqual(lost.returncode, 1)
         self.assertIn("cannot find the profiles folder", lost.stderr)
+
+    def test_the_cuda_engine_is_a_package_of_its_own(self):
+        self.assertEqual(list(self.root.rglob("*.so")), [])
+        packages = list(self.out.glob("moe-plan-cuda_*.deb"))
+        self.assertEqual(len(packages), 1 if os.environ["CUDA_BUILT"] else 0)
+        without = self.run_command("generate", "--model", "none", "--prompt", "x", "--backend", "cuda")
+        self.assertEqual(without.returncode, 2)
+        self.assertIn("no CUDA engine at ", without.stderr)
+        for package in packages:
+            version = re.search(r"moe-plan_(.*)_", self.package.name)[1]
+            depends = subprocess.run(["dpkg-deb", "--field", package, "Depends"], check=True, capture_output=True, text=True).stdout
+            self.assertRegex(depends, rf"^moe-plan \(= {re.escape(version)}\), libc6 \(>= 2\.\d+\)$")
+            subprocess.run(["dpkg-deb", "--extract", package, self.root], check=True)
+            module, = self.root.rglob("moe-plan-cuda.so")
+            self.addCleanup(module.unlink)
+            found = self.run_command("generate", "--model", "none", "--prompt", "x", "--backend", "cuda")
+            self.assertEqual(found.returncode, 2)
+            self.assertNotIn("CUDA engine", found.stderr)
 
     def test_an_unknown_option_is_refused(self):
         self.assertEqual(subprocess.run([SOURCE / "tools/package", "--deb"], capture_output=True).returncode, 2)

@@ -96,6 +96,8 @@ TEST_CASE("an exported checkpoint starts a run where it stands") {
     const Json first = document(folder.run(execute("other.json", 1, "--init-from hf")));
     CHECK(loss(first, 0) < loss(whole, 0));
     check_line(folder.run("moe-plan export --checkpoint c --out hf"), 2, "hf");
+    check_line(folder.run(execute("other.json", 1, "--init-from hf --upcycle")), 2, "holds no dense model");
+    check_line(folder.run(execute("other.json", 1, "--upcycle")), 2, "--init-from");
 }
 
 TEST_CASE("SIGTERM or Ctrl-C saves and ends the run with exit status 0") {

@@ -1,6 +1,7 @@
-// Shows what the page was given: a report of one plan, or the views of a served page.
+// Shows what the page was given: a report of one plan or of a run, or the views of a served page.
 import { h } from "./dom.js";
 import { planView, planTitle } from "./plan.js";
+import { runView } from "./run.js";
 import { glossary } from "./terms.js";
 import { versus } from "./versus.js";
 import { ask, lineOf } from "./server.js";
@@ -90,5 +91,6 @@ function served() {
     }, (error) => { said.textContent = lineOf(error); });
 }
 
-if (given.schema?.startsWith("moe-plan/report/")) app.append(h("main", null, planView(given, null)), h("footer", null, glossary()));
+const views = { "moe-plan/report/1": (report) => planView(report, null), "moe-plan/run-report/1": runView };
+if (given.schema in views) app.append(h("main", null, views[given.schema](given)), h("footer", null, glossary()));
 else served();

@@ -32,10 +32,11 @@ export function planTitle(plan) {
     return `${plan.model.name} on ${plan.mesh.gpus} × ${plan.hardware.name}`;
 }
 
-function choices(report) {
-    const plan = report.explain.plan, item = (name, value) => h("span", null, term(name), " ", h("b", null, value));
+// list: the fields that are not at their default.
+export function choices(plan, list) {
+    const item = (name, value) => h("span", null, term(name), " ", h("b", null, value));
     return h("p", { class: "plan" }, item("GBS", String(plan.workload.gbs)), item("tokens", String(plan.workload.seq)),
-        report.choices.map((choice) => item(names[choice.field] ?? choice.field, choice.value)), item("stack", plan.stack));
+        list.map((choice) => item(names[choice.field] ?? choice.field, choice.value)), item("stack", plan.stack));
 }
 
 function skew(data) {
@@ -54,12 +55,13 @@ function skew(data) {
         data.copies.map((line) => h("p", null, line)));
 }
 
-function origin(report) {
+// ran: the command of the run that a page is of, where that is another than the page's own.
+export function origin(report, plan, ran) {
     const row = (name, value) => [h("dt", null, name), h("dd", null, value)];
     return section("Where this comes from", null, h("dl", { class: "origin" },
-        row("version", `moe-plan ${report.version}`), row("date", report.date), report.command && row("command", h("code", null, report.command)),
+        row("version", `moe-plan ${report.version}`), row("date", report.date), report.command && row("command", h("code", null, report.command)), ran && row("run", h("code", null, ran)),
         row("model", h("code", null, `sha256 ${report.sha256.model}`)), row("hardware", h("code", null, `sha256 ${report.sha256.hardware}`)),
-        row("stack", report.explain.plan.stack)));
+        row("stack", plan.stack)));
 }
 
 // actions: none in a report; in the served page {choose(changes), extra: further sections}.
@@ -67,7 +69,7 @@ export function planView(report, actions) {
     const explained = report.explain, walls = explained.walls, plan = explained.plan;
     const parts = (list, name) => list.map((part) => ({ name: part[name], value: part.seconds }));
     return h("article", null,
-        h("h1", { tabindex: "-1" }, planTitle(plan)), choices(report), cards(report),
+        h("h1", { tabindex: "-1" }, planTitle(plan)), choices(plan, report.choices), cards(report),
         h("p", { class: "note" }, intervalText(report.interval_text)),
         h("p", null, h("button", { type: "button", class: "download", click: () => download("plan.json", JSON.stringify(plan, null, 2) + "\n") }, "Download plan.json")),
         actions?.extra,
@@ -88,6 +90,6 @@ export function planView(report, actions) {
             section("Compute and host", "At peak: FLOPs or bytes at the machine's rate, whichever takes longer.", computeWall(walls.compute))),
         section("Busy time by kind of operation", "Mean over ranks; streams overlap, so that shares may add up to more than 100 %.",
             bars("busy time by kind", parts(report.kinds, "kind"), explained.step_seconds, seconds)),
-        origin(report));
+        origin(report, plan));
 }
 

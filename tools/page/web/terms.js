@@ -48,6 +48,13 @@ const meanings = {
     load: "Tokens of the fullest ranks over those of the mean rank.",
     headroom: "Share of a GPU's memory that plans leave free.",
     pin: "A plan field that the search may not choose.",
+    loss: "Mean cross-entropy over the tokens of a global batch that count, nats per token.",
+    "validation loss": "The loss over text that is not trained on.",
+    "unigram entropy": "The loss of a model that knows how often each token occurs and nothing else: below it something was learned.",
+    "gradient norm": "Root of the sum of squares of all gradients, over all ranks.",
+    "predicted/measured": "The predicted figure over the measured one; 1.00 is met exactly.",
+    "hottest expert": "The expert of a layer that most tokens are sent to.",
+    waiting: "Time in which a rank runs no operation: it waits for peers, for a core or for the host.",
     stack: "A software generation: what it offers and how efficiently.",
 };
 const shown = new Set();

@@ -105,7 +105,7 @@ def import_plan(*files: Path, hardware: Profile, model: Profile | None = None, g
 
 
 def compare(*traces: PlanLike, log: Path | None = None, profile: Path | None = None, steps: int | None = None, rank: int | None = None,
-            kernels: Path | None = None, no_neighbours: bool = False) -> Compare | CompareLog | CompareProfile:
+            kernels: Path | None = None, no_neighbours: bool = False, report: Path | None = None) -> Compare | CompareLog | CompareProfile:
     """Predicted beside measured: a run directory, two traces, or a plan with another engine's log or profile."""
     options = dict(locals())
     found = _called(Document, "compare", list(options.pop("traces")), options)

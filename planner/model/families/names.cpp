@@ -1,0 +1,128 @@
+// Tables of the names that families give to weights, as pieces of a name that are replaced in order.
+#include "planner/model/families/names.hpp"
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+
+namespace moe::families {
+namespace {
+
+struct Rename {
+    std::string_view architecture, from, to;
+};
+
+constexpr std::array renames{
+    Rename{"AfmoeForCausalLM", "self_attn.g_proj.", "self_attn.gate_proj."},
+    Rename{"AfmoeForCausalLM", "mlp.gate.e_score_correction_bias", "mlp.expert_bias"},
+    Rename{"AfmoeForCausalLM", "mlp.gate.weight", "mlp.router.gate.weight"},
+    Rename{"BailingMoeForCausalLM", "model.embed_tokens.", "model.word_embeddings."},
+    Rename{"BailingMoeForCausalLM", "self_attn.q_norm.", "self_attn.query_layernorm."},
+    Rename{"BailingMoeForCausalLM", "self_attn.k_norm.", "self_attn.key_layernorm."},
+    Rename{"BailingMoeForCausalLM", "self_attn.o_proj.", "self_attn.dense."},
+    Rename{"BailingMoeForCausalLM", ".self_attn.", ".attention."},
+    Rename{"BailingMoeForCausalLM", "mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"},
+    Rename{"DbrxForCausalLM", "model.embed_tokens.", "transformer.wte."},
+    Rename{"DbrxForCausalLM", "model.norm.", "transformer.norm_f."},
+    Rename{"DbrxForCausalLM", "model.layers.", "transformer.blocks."},
+    Rename{"DbrxForCausalLM", ".input_layernorm.", ".norm_attn_norm.norm_1."},
+    Rename{"DbrxForCausalLM", ".post_attention_layernorm.", ".norm_attn_norm.norm_2."},
+    Rename{"DbrxForCausalLM", ".self_attn.o_proj.", ".norm_attn_norm.attn.out_proj."},
+    Rename{"DbrxForCausalLM", ".self_attn.", ".norm_attn_norm.attn."},
+    Rename{"DbrxForCausalLM", ".mlp.gate.", ".ffn.router.layer."},
+    Rename{"DbrxForCausalLM", ".mlp.experts.", ".ffn.experts."},
+    Rename{"Ernie4_5_MoeForCausalLM", "mlp.gate.e_score", "mlp.moe_statics.e_score"},
+    Rename{"ExaoneMoeForCausalLM", "mlp.gate.e_score", "mlp.e_score"},
+    Rename{"GraniteMoeForCausalLM", ".mlp.gate.", ".block_sparse_moe.router.layer."},
+    Rename{"GraniteMoeForCausalLM", ".mlp.experts.", ".block_sparse_moe.experts."},
+    Rename{"GraniteMoeForCausalLM", ".mlp.shared_experts.down_proj.", ".shared_mlp.output_linear."},
+    Rename{"GraniteMoeForCausalLM", ".mlp.shared_experts.", ".shared_mlp."},
+    Rename{"HYV3ForCausalLM", "mlp.gate.e_score_correction_bias", "mlp.expert_bias"},
+    Rename{"HYV3ForCausalLM", "mlp.gate.weight", "mlp.router.gate.weight"},
+    Rename{"HYV3ForCausalLM", "mlp.shared_experts.", "mlp.shared_mlp."},
+    Rename{"HunYuanMoEV1ForCausalLM", "mlp.gate.weight", "mlp.gate.wg.weight"},
+    Rename{"HunYuanMoEV1ForCausalLM", "mlp.shared_experts.", "mlp.shared_mlp."},
+    Rename{"HunYuanMoEV1ForCausalLM", "self_attn.q_norm.", "self_attn.query_layernorm."},
+    Rename{"HunYuanMoEV1ForCausalLM", "self_attn.k_norm.", "self_attn.key_layernorm."},
+    Rename{"LagunaForCausalLM", "mlp.gate.e_score", "mlp.experts.e_score"},
+    Rename{"LagunaForCausalLM", "mlp.shared_experts.", "mlp.shared_expert."},
+    Rename{"Llama4ForCausalLM", "mlp.gate.", "mlp.router."},
+    Rename{"Llama4ForCausalLM", "mlp.shared_experts.", "mlp.shared_expert."},
+    Rename{"Llama4ForCausalLM", ".mlp.", ".feed_forward."},
+    Rename{"MiMoV2ForCausalLM", "self_attn.sinks", "self_attn.attention_sink_bias"},
+    Rename{"MiniMaxM2ForCausalLM", "mlp.gate.e_score", "mlp.e_score"},
+    Rename{"MiniMaxM2ForCausalLM", ".mlp.", ".block_sparse_moe."},
+    Rename{"MiniMaxM2ForCausalLM", ".gate_proj.", ".w1."},
+    Rename{"MiniMaxM2ForCausalLM", ".up_proj.", ".w3."},
+    Rename{"MiniMaxM2ForCausalLM", ".down_proj.", ".w2."},
+};
+
+// Families whose weights go by the names of another.
+std::string_view names_of(std::string_view architecture) {
+    if (architecture == "BailingMoeV2ForCausalLM") return "BailingMoeForCausalLM";
+    if (architecture == "GraniteMoeSharedForCausalLM") return "GraniteMoeForCausalLM";
+    return architecture;
+}
+
+std::string replaced(std::string text, std::string_view from, std::string_view to) {
+    const std::size_t at = text.find(from);
+    return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+// The layer that a parameter belongs to; nullptr: none.
+const model::LayerKind* kind_of(const model::Model& model, const std::string& name) {
+    const std::string marker = "model.layers.";
+    if (!name.starts_with(marker)) return nullptr;
+    const auto layer = static_cast<std::size_t>(std::strtoul(name.c_str() + marker.size(), nullptr, 10));
+    const std::size_t layers = model.layers.size();
+    if (layer >= layers + model.mtp.size()) return nullptr;
+    return &model.kinds[static_cast<std::size_t>(layer < layers ? model.layers[layer] : model.mtp[layer - layers])];
+}
+
+} // namespace
+
+std::string checkpoint_name(const model::Model& model, const std::string& name) {
+    std::string text = name;
+    const std::string_view family = names_of(model.architecture);
+    for (const Rename& rename : renames)
+        if (rename.architecture == family) text = replaced(std::move(text), rename.from, rename.to);
+    return text;
+}
+
+JoinedRows joined_rows(const model::Model& model, const std::string& name) {
+    const std::string_view family = names_of(model.architecture);
+    const model::LayerKind* kind = kind_of(model, name);
+    if (kind == nullptr) return {};
+    if (family == "GraniteMoeForCausalLM" && kind->moe)
+        for (const char* part : {"shared_experts.gate_proj.", "shared_experts.up_proj."})
+            if (name.find(part) != std::string::npos)
+                return {checkpoint_name(model, replaced(name, part, "shared_experts.input_linear.")),
+                        std::string_view(part).find("up_") == std::string_view::npos ? 0 : kind->moe->shared_ffn,
+                        2 * kind->moe->shared_ffn};
+    const char* joined = family == "BailingMoeForCausalLM" ? "query_key_value" : "Wqkv";
+    if (family != "BailingMoeForCausalLM" && family != "DbrxForCausalLM") return {};
+    std::size_t part = 0, at = std::string::npos;
+    const std::array projections{"q_proj.", "k_proj.", "v_proj."};
+    for (; part < projections.size(); ++part)
+        if ((at = name.find(projections[part])) != std::string::npos) break;
+    if (at == std::string::npos) return {};
+    const model::Attention& a = kind->attention;
+    const std::array<std::int64_t, 3> rows{static_cast<std::int64_t>(a.heads) * a.qk_dim,
+                                           static_cast<std::int64_t>(a.kv_heads) * a.qk_dim,
+                                           static_cast<std::int64_t>(a.kv_heads) * a.v_dim};
+    JoinedRows found{checkpoint_name(model, replaced(name, std::string(projections[part]), std::string(joined) + ".")),
+                     0, rows[0] + rows[1] + rows[2]};
+    for (std::size_t i = 0; i < part; ++i) found.first += rows[i];
+    return found;
+}
+
+ExpertLayout expert_layout(const model::Model& model) {
+    const std::string_view family = names_of(model.architecture);
+    if (family == "GraniteMoeForCausalLM") return ExpertLayout::gated;
+    if (family == "Mistral4ForCausalLM") return ExpertLayout::fused;
+    if (family == "Llama4ForCausalLM") return ExpertLayout::transposed;
+    if (family == "DbrxForCausalLM") return ExpertLayout::rows;
+    return ExpertLayout::each;
+}
+
+} // namespace moe::families

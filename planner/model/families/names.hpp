@@ -1,0 +1,34 @@
+// Names of weights in the checkpoints of families that call parts otherwise than the Program does.
+#pragma once
+
+#include "planner/model/model.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace moe::families {
+
+// The name under which a checkpoint of the model's family keeps the parameter that the Program calls `name`; the name
+// itself where the family has none of its own. Sources: the published files' indices and the conversions of
+// transformers 5.24 (conversion_mapping.py).
+std::string checkpoint_name(const model::Model& model, const std::string& name);
+
+// The matrix that holds a projection beside others, queries, keys and values or a shared expert's gate and up, in this
+// order: its rows, and those before this projection. Empty name: the projection is a matrix of its own.
+struct JoinedRows {
+    std::string name;
+    std::int64_t first = 0, rows = 0;
+};
+JoinedRows joined_rows(const model::Model& model, const std::string& name);
+
+// Experts of a layer in one tensor.
+enum class ExpertLayout {
+    each,       // a tensor for every expert, as the Program names them
+    gated,      // Granite: [E, 2 f, h] and [E, h, f], gate before up
+    fused,      // Mistral 4: the same under the names of transformers 5
+    transposed, // Llama 4: [E, h, 2 f] and [E, f, h]
+    rows,       // DBRX: gate and up [E f, h] each, and down [E f, h]
+};
+ExpertLayout expert_layout(const model::Model& model);
+
+} // namespace moe::families
