@@ -123,13 +123,14 @@ double dispatcher_memory(const plan::Plan& plan) {
 
 double library_memory(const plan::Plan& plan) {
     double scratch = 0.0;
-    // Documents are left to our own kernels, which take none.
+    // Documents and chunks are left to our own kernels, which take none.
     const bool library = plan::stack_traits(plan).takes_attention_scratch && !plan.hardware->cpu &&
                          plan.precision != machine::Precision::fp32 && !plan.masks_documents();
     const bool ring = plan.cp > 1 && plan.cp_comm == plan::ContextComm::ring;
     for (const model::LayerKind& kind : plan.model->kinds) {
         const model::Attention& a = kind.attention;
-        if (!library || (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)) continue;
+        if (!library || a.chunk > 0 || (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla))
+            continue;
         const int split = ring ? plan.tp : plan.tp * plan.cp; // execute has no hierarchical CP
         const int kv_heads = a.kind == model::AttentionKind::mla ? a.heads : a.kv_heads;
         const AttentionWork work{plan.mbs,

@@ -37,7 +37,8 @@ FrequencyScale frequency_scale(const model::Rope& rope, int rotary_dim) {
     if (r.factor == 1.0 || rotary_dim == 0) return {};
     if (r.type == "yarn" && r.original_positions > 0) return yarn(r, rotary_dim, rope.theta);
     if (r.type == "llama3" && r.original_positions > 0)
-        return {r.factor, r.low_freq_factor, r.high_freq_factor,
+        // Where both bounds are one (Llama 4 Scout), a pair is either kept or not.
+        return {r.factor, r.low_freq_factor, std::max(r.high_freq_factor, r.low_freq_factor * (1.0 + 1e-9)),
                 static_cast<double>(r.original_positions) / (2.0 * std::numbers::pi), 1.0};
     if (r.type == "linear") return {r.factor, 1e9, 2e9, 0.0, 1.0}; // The bounds lie beyond every pair: none is kept.
     return {};

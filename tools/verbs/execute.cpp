@@ -28,6 +28,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 namespace moe::tools {
 
@@ -101,9 +102,9 @@ void catch_signals() {
 }
 
 template <class... Value>
-std::string words(const Value&... values) {
+std::string words(Value&&... values) {
     std::string text;
-    ((text += fmt::format("{}\n", values)), ...);
+    ((text += fmt::format("{}\n", std::forward<Value>(values))), ...);
     return text;
 }
 

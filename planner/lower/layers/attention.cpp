@@ -48,7 +48,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
         set.declare(key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
             set.declare(key_ + ".qkv_bias",
-                        {dense(at + "q_proj.bias", q, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
+                        {dense(at + "q_proj.bias", q_rows, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
                          dense(at + "v_proj.bias", v, 1, 0, 0.0)},
                         false, false);
         if (a_.qk_norm && !a_.plain_qk_norm) {
@@ -121,7 +121,8 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     b.module = program::Module::attn_out;
     out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
-    out_.shared_input = !gated(); // Attention's backward keeps its BF16 output anyway, of which gates make another.
+    // Attention's backward keeps its BF16 output anyway, of which gates make another.
+    out_.shared_input = gates_ == program::no_tensor;
     program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
@@ -186,7 +187,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
     program::TensorId qkv = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
-    if (gated() && !a_.k_eq_v) { // The gates lie behind queries, keys and values.
+    if (gated()) { // The gates lie behind queries, keys and values.
         gates_ = b.activation("attn_gates", tokens, width - packed);
         b.emit(program::OpKind::copy_columns, {qkv}, {gates_}, program::ColumnsAttr{width - packed, packed, 0, false})
             .bytes = 2.0 * b.at(gates_).expected_bytes();
@@ -224,7 +225,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
              a_.norm_behind,
              a_.v_dim,
              a_.query_scale};
-    const program::TensorId rotated = b.activation("qkv_rope", tokens, a_.k_eq_v ? width : packed);
+    const program::TensorId rotated = b.activation("qkv_rope", tokens, gated() ? packed : width);
     std::vector<program::TensorId> in{qkv, rope_positions(b)}, out{rotated};
     if (norm) {
         head_rstd_ = b.tensor("qk_rstd", program::Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
@@ -253,7 +254,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     if (a_.sinks) sinks_ = b.weight(key_ + ".sinks", attr.heads, 1);
     program::TensorId o = attend(b, rotated, rotated, rotated, attr, sinks_.value);
     if (a_.value_scale != 1.0) o = b.scale(o, a_.value_scale, "attn_scaled");
-    return gated() && gates_ != program::no_tensor ? gate(b, o) : o;
+    return gated() ? gate(b, o) : o;
 }
 
 program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::TensorId dout) {

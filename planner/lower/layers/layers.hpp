@@ -63,7 +63,8 @@ private:
     program::TensorId gate(emit::Builder& b, program::TensorId output);
     program::TensorId gate_backward(emit::Builder& b, program::TensorId dgated);
     std::int64_t gate_columns(int tp) const; // of a row, on one rank
-    bool gated() const { return a_.output_gate || a_.head_gate; }
+    // Gates inside the projection of queries (Qwen3-Next) are priced as its columns alone.
+    bool gated() const { return a_.gate_apart || a_.head_gate; }
     program::TensorId gqa_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId mla_core(emit::Builder& b, program::TensorId normed);
     program::TensorId mla_core_backward(emit::Builder& b, program::TensorId doutput);

@@ -67,8 +67,8 @@ std::string rope_obstacle(const model::RopeScaling& rope) {
         return fmt::format("rope_scaling = {}: original_max_position_embeddings is missing", rope.type);
     if (rope.type == "yarn" && (rope.beta_fast <= 0.0 || rope.beta_slow <= 0.0))
         return "rope_scaling: beta_fast and beta_slow must be above 0";
-    if (rope.type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor)
-        return fmt::format("rope_scaling: high_freq_factor = {}: must exceed low_freq_factor = {}",
+    if (rope.type == "llama3" && rope.high_freq_factor < rope.low_freq_factor)
+        return fmt::format("rope_scaling: high_freq_factor = {}: must not be below low_freq_factor = {}",
                            rope.high_freq_factor, rope.low_freq_factor);
     return {};
 }

@@ -73,7 +73,7 @@ void read_gemma4(const JsonObject& json, model::Model& model) {
         add_layer(model, kind);
     }
     model.not_executable =
-        "Gemma 4: norms behind attention and MLP, and bases of rotation by layer are not trained yet";
+        "Gemma 4: norms of values, of the router's and the experts' input and of their output are not trained yet";
 }
 
 } // namespace moe::families

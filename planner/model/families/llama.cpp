@@ -68,6 +68,19 @@ void read_gpt_oss(const JsonObject& json, model::Model& model) {
     }
 }
 
+namespace {
+
+// The first published files say 4 where later ones say true.
+bool tunes_temperature(const JsonObject& json) {
+    try {
+        return json.boolean_or("attn_temperature_tuning", true);
+    } catch (const Error&) {
+        return json.integer("attn_temperature_tuning", 0, 1 << 20) != 0;
+    }
+}
+
+} // namespace
+
 // One routed expert per token weighted by a sigmoid on the expert's input, beside a shared expert of the same width.
 // Layers with rotary positions see their chunk of the sequence alone; every fourth has none and sees all of it.
 void read_llama4(const JsonObject& json, model::Model& model) {
@@ -106,7 +119,7 @@ void read_llama4(const JsonObject& json, model::Model& model) {
             kind.attention.qk_norm = kind.attention.plain_qk_norm = json.boolean_or("use_qk_norm", true);
         } else {
             kind.attention.rope_dim = 0;
-            if (json.boolean_or("attn_temperature_tuning", true))
+            if (tunes_temperature(json))
                 kind.attention.query_scale = {json.number_or("attn_scale", 0.1, 0.0, 1e6),
                                               json.number_or("floor_scale", 8192.0, 1.0, 1e12), 1.0};
         }

@@ -188,7 +188,7 @@ void read_step3p5(const JsonObject& json, model::Model& model) {
         depth.attention = i < types.size() && types[i] == "full_attention" ? full : window;
         add_mtp(model, depth);
     }
-    model.not_executable = "rope_theta by layer and one gate per head: not trained yet";
+    model.not_executable = "swiglu_limits (Step-3.5): gates that are cut behind their activation are not trained yet";
 }
 
 // Arcee's Trinity: gated attention, norms on both sides of attention and MLP; layers that see everything turn nothing.
