@@ -43,7 +43,8 @@ Of several processes, the one of rank 0 writes.
 | `run.json` | the steps, as `execute --json` prints them ([execute](#execute)) | behind the last step |
 | `routing.csv` | tokens by MoE layer and expert, where tokens are counted ([CSV](csv.md#routing)) | behind the last step |
 
-`compare DIR` reads the two timelines, with `--report` also `run.json` and `routing.csv`; `calibrate --runs DIR` the measured one with the plan inside of it.
+`compare DIR` reads the two timelines, with `--report` also `run.json` and `routing.csv`.
+`calibrate --runs DIR` reads the measured one with the plan inside of it.
 `search --fix routing=DIR/routing.csv` plans for the experts' loads.
 
 ## The history

@@ -379,13 +379,15 @@ void export_weights(const Trainer& trainer, const std::string& folder, const Exp
 
 void export_weights(const weights::StoredCheckpoint& checkpoint, const std::string& folder,
                     const ExportOptions& options) {
+    if (options.average && !checkpoint.state().averages())
+        refuse("{}: holds no average of the weights: train with --ema DECAY", checkpoint.path());
     std::map<std::string, Trainer::Shape> shapes;
     for (const auto& [name, shape] : checkpoint.shapes()) shapes[name] = {shape.rows, shape.cols};
     const model::Model model = families::model_from_json(checkpoint.state().config, checkpoint.path() + ": config");
     const auto read = [&](const std::string& name) {
         const Trainer::Shape& shape = shapes.at(name);
         std::vector<float> values(static_cast<std::size_t>(shape.rows * shape.cols));
-        checkpoint.read(name, weights::StateKind::weight, 0, values);
+        checkpoint.read(name, options.average ? weights::StateKind::average : weights::StateKind::weight, 0, values);
         return values;
     };
     write_folder(model, shapes, read, folder, options);

@@ -37,6 +37,7 @@ struct ExportOptions {
     program::Dtype dtype =
         program::Dtype::f32; // F32 keeps masters bit for bit; BF16 rounds them, but for selection biases
     std::int64_t shard_bytes = 5'000'000'000; // largest bytes of a file that holds more than one tensor
+    bool average = false; // the average of the weights in place of them, of a checkpoint that has one
 };
 // Writes the master weights and config.json in the layout that both transformers 4 and 5 load (experts one by
 // one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).

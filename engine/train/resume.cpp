@@ -141,6 +141,8 @@ std::vector<std::string> check_resume(const std::string& path, const weights::Ru
     const auto texts = [](const std::vector<std::string>& list) {
         return list.empty() ? std::string("none") : shown(fmt::format("{}", fmt::join(list, " ")));
     };
+    const auto decay = [](double ema) { return ema > 0.0 ? fmt::format("{}", ema) : std::string("none"); };
+    if (stored.ema < now.ema || now.ema < stored.ema) compare.differs("ema", decay(stored.ema), decay(now.ema));
     if (stored.freeze != now.freeze) compare.differs("freeze", texts(stored.freeze), texts(now.freeze));
     if (stored.lr_groups != now.lr_groups) compare.differs("lr_group", texts(stored.lr_groups), texts(now.lr_groups));
     const data::DataPosition &before = stored.data, &data = now.data;

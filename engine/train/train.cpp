@@ -29,6 +29,7 @@ void check_options(const TrainOptions& o) {
     require(o.beta2 >= 0.0 && o.beta2 < 1.0, "--betas", o.beta2, "at least 0 and below 1");
     require(o.eps > 0.0, "--eps", o.eps, "positive");
     require(o.weight_decay >= 0.0, "--weight-decay", o.weight_decay, "0 or more");
+    require(o.ema >= 0.0 && o.ema < 1.0, "--ema", o.ema, "at least 0 (none) and below 1");
     require(o.hang_timeout >= 0.0, "--hang-timeout", o.hang_timeout, "0 (never) or more");
     require(o.spike >= 0.0, "--spike-norm", o.spike, "0 (off) or more");
     require(o.clip >= 0.0, "--grad-clip", o.clip, "0 (off) or more");

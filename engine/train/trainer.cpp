@@ -213,6 +213,8 @@ StepResult Trainer::step(const SampleSource& source) {
         refuse("execute: labels that do not count need a plan with documents = mask");
     take_samples(source, samples_, samples_ + plan_.gbs);
     if (plan_.masks_documents()) count_labels();
+    if (options_.ema > 0.0 && !ranks_.front().average.started())
+        run_ranks([&](Rank& r, int) { r.average.start(program_of(r), *r.arena); });
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
     zero_ = run::Recorder::Clock::now();
@@ -236,7 +238,10 @@ StepResult Trainer::step(const SampleSource& source) {
     const auto [loss, norm, mtp_loss] = step_sums();
     StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, false, {}};
     result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);
-    if (too_many > 0.0) result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
+    if (options_.ema > 0.0 && !result.skipped)
+        run_ranks([&](Rank& r, int) { r.average.follow(program_of(r), *r.arena, options_.ema); });
+    if (too_many > 0.0 || options_.ema > 0.0)
+        result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers(too_many > 0.0);
     return result;
@@ -373,6 +378,16 @@ device::QueuedStep Trainer::queued_step() const {
     step.event_overhead = ranks_.front().executor->event_overhead();
     step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
     return step;
+}
+
+double Trainer::average_gib() const {
+    std::int64_t most = 0;
+    for (const Rank& rank : ranks_) {
+        std::int64_t elements = 0;
+        for (const program::Bucket& b : program_of(rank).buckets) elements += b.elements / b.group_size;
+        most = std::max(most, elements);
+    }
+    return options_.ema > 0.0 ? 4.0 * static_cast<double>(most) / (1 << 30) : 0.0;
 }
 
 double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }

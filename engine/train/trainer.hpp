@@ -8,6 +8,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/train/bad_steps.hpp"
 #include "engine/train/checkpoint_writer.hpp"
+#include "engine/train/weight_average.hpp"
 #include "engine/train/weight_rules.hpp"
 #include "engine/weights/parameters.hpp"
 #include "planner/lower/lower.hpp"
@@ -52,6 +53,7 @@ struct TrainOptions {
     // and with `spike` above 0 those whose norm is above spike times the median of the last steps taken (BadSteps).
     bool skip_bad = false;
     double spike = 0.0;
+    double ema = 0.0; // decay of an average of the weights, 0 = none
     std::uint64_t seed = 1;
     int permits = 0; // number of ranks that run at once, 0 = the machine's cores
     // Recorded steps from which timeline() takes the median one. On a GPU only the last three of `steps` are recorded,
@@ -158,6 +160,7 @@ public:
     const std::map<std::string, Shape>& parameters() const { return shapes_; }
     std::vector<float> read_gradient(const std::string& name) const;
     std::vector<float> read_weight(const std::string& name) const;
+    std::vector<float> read_average(const std::string& name) const; // of a run with options.ema
     void write_weight(const std::string& name, std::span<const float> values);
     // Sets a weight without a copy of the whole: read(first, out) delivers the elements [first, first + out.size()) of
     // the global tensor that some rank holds, in runs of at most 2^20.
@@ -184,7 +187,8 @@ public:
     program::Timeline timeline() const;
     // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
     double memory_gib() const;
-    double arena_gib() const; // planned size of the arena, GiB
+    double average_gib() const; // average of the weights in the host's memory, of the fullest rank here
+    double arena_gib() const;   // planned size of the arena, GiB
     // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty where steps do not tell.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
@@ -211,7 +215,8 @@ private:
         std::unique_ptr<comm::Communicator> communicator;
         std::unique_ptr<run::Executor> executor;
         std::unique_ptr<run::Recorder> recorder;
-        Beside rerun;   // a step again that overflowed; null where none can be
+        Beside rerun; // a step again that overflowed; null where none can be
+        WeightAverage average;
         Beside forward; // an evaluation; null where there is none
         std::vector<weights::LocalParameter> parameters;
         std::vector<std::int32_t> positions; // positions of this rank's tokens in their sequence
@@ -242,6 +247,7 @@ private:
     double overflow() const; // overflowing rows of the step just done
     void run_again();
     void index_parameters();
+    void restore_average(const weights::StoredCheckpoint& checkpoint);
     std::vector<std::vector<ops::ShardPart>> parts_of_buckets(const Rank& rank) const;
     void run_ranks(const std::function<void(Rank&, int place)>& job);
     template <class Talk>

@@ -10,7 +10,7 @@ namespace moe::train {
 namespace {
 
 // The slices that a rank holds of each parameter, with room for its state.
-std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>& parameters) {
+std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>& parameters, bool averages) {
     std::vector<weights::Slice> slices;
     for (const weights::LocalParameter& p : parameters) {
         if (p.pieces.empty() || p.copy) continue;
@@ -19,7 +19,8 @@ std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>
             weights::add_run(slice.runs, piece.global, piece.count);
             slice.elements += piece.count;
         }
-        for (std::vector<float>& values : slice.values) values.resize(static_cast<std::size_t>(slice.elements));
+        for (const weights::StateKind kind : weights::kinds_of(averages))
+            slice.values[static_cast<std::size_t>(kind)].resize(static_cast<std::size_t>(slice.elements));
         slices.push_back(std::move(slice));
     }
     return slices;
@@ -48,6 +49,18 @@ std::vector<float> Trainer::read_weight(const std::string& name) const {
     return assemble(name, [](const program::Bucket& bucket) { return bucket.kept_master(); });
 }
 
+std::vector<float> Trainer::read_average(const std::string& name) const {
+    if (!ranks_.front().average.started()) return read_weight(name);
+    std::vector<float> values(read_weight(name).size());
+    for (const Rank& r : ranks_)
+        for (const weights::LocalParameter& p : r.parameters)
+            for (const weights::Piece& piece : p.pieces)
+                if (p.name == name)
+                    std::copy_n(r.average.of(static_cast<std::size_t>(p.bucket)) + piece.shard, piece.count,
+                                values.data() + piece.global);
+    return values;
+}
+
 void Trainer::write_weight(const std::string& name, std::span<const float> values) {
     const auto shape = shapes_.find(name);
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
@@ -73,25 +86,31 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 void Trainer::snapshot(weights::Snapshot& out) const {
-    out.state = {done_, samples_,     options_.seed,  plan_.model->name,     plan_.model->config_json,    last_load_,
-                 {},    bad_.norms(), bad_.skipped(), options_.rules.freeze, options_.rules.group_texts()};
+    out.state = {
+        done_, samples_,     options_.seed,  plan_.model->name,     plan_.model->config_json,     last_load_,
+        {},    bad_.norms(), bad_.skipped(), options_.rules.freeze, options_.rules.group_texts(), options_.ema};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const Rank& rank = ranks_[r];
         weights::RankSlices& slices = out.ranks[r];
         slices.rank = rank.rank;
-        if (slices.slices.empty()) slices.slices = slices_of(rank.parameters);
+        if (slices.slices.empty()) slices.slices = slices_of(rank.parameters, options_.ema > 0.0);
         std::size_t next = 0;
         for (const weights::LocalParameter& p : rank.parameters) {
             if (p.pieces.empty() || p.copy) continue;
             const program::Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
             weights::Slice& slice = slices.slices[next++];
-            for (int kind = 0; kind < weights::state_kind_count; ++kind) {
+            for (const weights::StateKind kind : weights::kinds_of(options_.ema > 0.0)) {
                 float* to = slice.values[static_cast<std::size_t>(kind)].data();
+                // Before the first step the average is the weight.
+                const bool average = kind == weights::StateKind::average && rank.average.started();
+                const weights::StateKind of = kind == weights::StateKind::average ? weights::StateKind::weight : kind;
                 for (const weights::Piece& piece : p.pieces) {
-                    weights::load_state(program_of(rank), bucket, *rank.arena, static_cast<weights::StateKind>(kind),
-                                        piece.shard, to, piece.count);
+                    if (average)
+                        std::copy_n(rank.average.of(static_cast<std::size_t>(p.bucket)) + piece.shard, piece.count, to);
+                    else
+                        weights::load_state(program_of(rank), bucket, *rank.arena, of, piece.shard, to, piece.count);
                     to += piece.count;
                 }
             }
@@ -114,20 +133,34 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
                checkpoint.shapes().size(), shapes_.size());
     std::vector<float> values;
     for (const auto& [name, shape] : shapes_)
-        for_each_piece(
-            name, [&, &name = name](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
-                values.resize(static_cast<std::size_t>(piece.count));
-                const int kinds = options_.forward_only ? 1 : weights::state_kind_count; // The weight is the first.
-                for (int kind = 0; kind < kinds; ++kind) {
-                    checkpoint.read(name, static_cast<weights::StateKind>(kind), piece.global, values);
-                    weights::store_state(program_of(r), bucket, *r.arena, static_cast<weights::StateKind>(kind),
-                                         piece.shard, values.data(), piece.count);
-                }
-            });
+        for_each_piece(name, [&, &name = name](const Rank& r, const program::Bucket& bucket,
+                                               const weights::Piece& piece) {
+            values.resize(static_cast<std::size_t>(piece.count));
+            for (const weights::StateKind kind : weights::kinds_of(false)) {
+                checkpoint.read(name, kind, piece.global, values);
+                weights::store_state(program_of(r), bucket, *r.arena, kind, piece.shard, values.data(), piece.count);
+                if (options_.forward_only) break; // The weight is the first.
+            }
+        });
+    if (options_.ema > 0.0) restore_average(checkpoint);
     done_ = begun_ = state.step;
     samples_ = state.samples;
     last_load_ = state.router_loads;
     bad_ = BadSteps(state.norms, state.skipped);
+}
+
+// From the weights, where the checkpoint has no average.
+void Trainer::restore_average(const weights::StoredCheckpoint& checkpoint) {
+    for (Rank& r : ranks_) {
+        r.average.start(program_of(r), *r.arena);
+        for (const weights::LocalParameter& p : r.parameters)
+            for (const weights::Piece& piece : p.pieces) {
+                float* to = r.average.of(static_cast<std::size_t>(p.bucket)) + piece.shard;
+                if (checkpoint.state().averages())
+                    checkpoint.read(p.name, weights::StateKind::average, piece.global,
+                                    {to, static_cast<std::size_t>(piece.count)});
+            }
+    }
 }
 
 void Trainer::go_back(const weights::StoredCheckpoint& checkpoint) {

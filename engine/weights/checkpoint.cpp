@@ -84,7 +84,7 @@ StoredCheckpoint::StoredCheckpoint(const std::string& path) : path_(path) {
     for (const std::string& shard : index.shards) files_.push_back(std::make_unique<Safetensors>(inside(path, shard)));
     for (const auto& [name, tensor] : index.tensors) {
         for (const IndexedSlice& slice : tensor.slices)
-            for (const StateKind kind : state_kinds)
+            for (const StateKind kind : kinds_of(state_.averages()))
                 stored_slice(*files_[slice.shard], stored_name(name, kind), slice.elements);
         check_partition(place, name, tensor);
     }
@@ -92,7 +92,7 @@ StoredCheckpoint::StoredCheckpoint(const std::string& path) : path_(path) {
         shapes_[name] = {tensor.rows, tensor.cols};
         for (IndexedSlice& slice : tensor.slices) {
             const Safetensors& file = *files_[slice.shard];
-            for (const StateKind kind : state_kinds) {
+            for (const StateKind kind : kinds_of(state_.averages())) {
                 const std::string stored = stored_name(name, kind);
                 check_sum(file.path(), stored, file.tensors().at(stored),
                           slice.checksums[static_cast<std::size_t>(kind)]);
@@ -105,6 +105,7 @@ StoredCheckpoint::StoredCheckpoint(const std::string& path) : path_(path) {
 void StoredCheckpoint::read(const std::string& name, StateKind kind, std::int64_t first, std::span<float> out) const {
     const auto found = parts_.find(name);
     if (found == parts_.end()) refuse("{}: holds no parameter {}", path_, name);
+    if (kind == StateKind::average && !state_.averages()) refuse("{}: holds no average of the weights", path_);
     std::int64_t copied = 0;
     for (const Part& part : found->second) {
         const StoredTensor& tensor = part.file->tensors().at(stored_name(name, kind));

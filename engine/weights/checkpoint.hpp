@@ -36,7 +36,10 @@ struct RunState {
     // Norms of the gradients of the last steps taken, the oldest first, and steps that were bad: train::BadSteps.
     std::vector<float> norms;
     std::int64_t skipped = 0;
-    std::vector<std::string> freeze = {}, lr_groups = {}; // the run's rules for weights, as train::WeightRules writes them
+    std::vector<std::string> freeze = {},
+                             lr_groups = {}; // the run's rules for weights, as train::WeightRules writes them
+    double ema = 0.0;                        // decay of the average of the weights, 0 = there is none
+    bool averages() const { return ema > 0.0; }
 };
 
 // A set of `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.
@@ -50,7 +53,7 @@ struct Slice {
     std::int64_t rows = 0, cols = 1;
     std::vector<Runs> runs;
     std::int64_t elements = 0;
-    std::array<std::vector<float>, state_kind_count> values;
+    std::array<std::vector<float>, state_kind_count> values; // empty of kinds that the run has not
 };
 
 struct RankSlices {
@@ -86,7 +89,8 @@ public:
         std::int64_t rows = 0, cols = 1;
     };
     const std::map<std::string, Shape>& shapes() const { return shapes_; }
-    // Elements [first, first + out.size()) of a global tensor. Throws Error (bad_input) for a name it does not hold.
+    // Elements [first, first + out.size()) of a global tensor. Throws Error (bad_input) for a name or a kind that it
+    // does not hold.
     void read(const std::string& name, StateKind kind, std::int64_t first, std::span<float> out) const;
 
 private:

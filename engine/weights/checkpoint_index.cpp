@@ -42,7 +42,7 @@ Runs run_of(const std::vector<std::int64_t>& v, std::int64_t total, const JsonOb
     return r;
 }
 
-IndexedTensor read_tensor(const JsonObject& of, std::size_t shards) {
+IndexedTensor read_tensor(const JsonObject& of, std::size_t shards, std::size_t kinds) {
     const std::vector<std::int64_t> shape = of.integers("shape", 2, 1, most_elements);
     IndexedTensor tensor{shape[0], shape[1], {}};
     if (tensor.rows > most_elements / tensor.cols) of.refuse_value("shape", "has too many elements");
@@ -59,7 +59,7 @@ IndexedTensor read_tensor(const JsonObject& of, std::size_t shards) {
             if (slice.elements > total)
                 one.refuse_value("runs", fmt::format("hold more than the tensor's {} elements", total));
         }
-        const std::vector<std::int64_t> sums = one.integers("crc32c", state_kind_count, 0, most_checksum);
+        const std::vector<std::int64_t> sums = one.integers("crc32c", kinds, 0, most_checksum);
         for (std::size_t k = 0; k < sums.size(); ++k) slice.checksums[k] = static_cast<std::uint32_t>(sums[k]);
         held += slice.elements;
         if (held > total) of.refuse_value("slices", fmt::format("hold more than the tensor's {} elements", total));
@@ -133,6 +133,7 @@ RunState read_state(const JsonObject& index) {
         for (const double norm : bad.numbers("norms", 0.0, 1e30)) state.norms.push_back(static_cast<float>(norm));
         if (state.norms.size() > most_norms) bad.refuse_value("norms", "holds too many");
     }
+    if (index.states("ema")) state.ema = index.number("ema", 0.0, 1.0);
     if (index.states("freeze")) state.freeze = index.strings("freeze");
     if (index.states("lr_groups")) state.lr_groups = index.strings("lr_groups");
     return state;
@@ -166,7 +167,8 @@ CheckpointIndex read_index(const std::string& path) {
     }
     const JsonObject tensors = index.object("tensors");
     for (const std::string& name : tensors.keys())
-        result.tensors.emplace(name, read_tensor(tensors.object(name), result.shards.size()));
+        result.tensors.emplace(
+            name, read_tensor(tensors.object(name), result.shards.size(), kinds_of(result.state.averages()).size()));
     return result;
 }
 
@@ -194,8 +196,9 @@ std::string part_text(const RankSlices& rank) {
         Json runs = Json::array(), sums = Json::array();
         for (const Runs& r : slice.runs) runs.push_back({r.first, r.count, r.stride, r.repeat});
         for (const std::vector<float>& values : slice.values)
-            sums.push_back(
-                engine::crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
+            if (!values.empty())
+                sums.push_back(
+                    engine::crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
         part[slice.name] = {
             {"shape", {slice.rows, slice.cols}}, {"runs", std::move(runs)}, {"crc32c", std::move(sums)}};
     }
@@ -228,6 +231,7 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
     for (const auto& [layer, load] : state.router_loads) index["router_loads"][std::to_string(layer)] = load;
     if (!state.norms.empty() || state.skipped > 0)
         index["bad_steps"] = {{"skipped", state.skipped}, {"norms", state.norms}};
+    if (state.averages()) index["ema"] = state.ema;
     if (!state.freeze.empty()) index["freeze"] = state.freeze;
     if (!state.lr_groups.empty()) index["lr_groups"] = state.lr_groups;
     if (!state.data.datasets.empty()) index["data"] = position_json(state.data);

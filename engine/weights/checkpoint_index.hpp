@@ -41,6 +41,4 @@ std::string part_text(const RankSlices& rank);
 std::string shard_name(int rank); // "rank-00003.safetensors"
 std::string stored_name(const std::string& name, StateKind kind);
 
-inline constexpr StateKind state_kinds[] = {StateKind::weight, StateKind::exp_avg, StateKind::exp_avg_sq};
-
 } // namespace moe::weights

@@ -40,6 +40,7 @@ void write_shard(const std::string& path, const std::vector<Slice>& slices) {
     std::vector<const std::vector<float>*> values;
     for (const Slice& slice : slices)
         for (const StateKind kind : state_kinds) {
+            if (slice.values[static_cast<std::size_t>(kind)].empty()) continue;
             tensors.push_back({stored_name(slice.name, kind), {slice.elements}});
             values.push_back(&slice.values[static_cast<std::size_t>(kind)]);
         }

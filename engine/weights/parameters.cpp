@@ -96,7 +96,7 @@ void store_weights(const program::Program& program, const program::Bucket& bucke
 }
 
 const char* to_string(StateKind kind) {
-    constexpr const char* names[] = {"weight", "exp_avg", "exp_avg_sq"};
+    constexpr const char* names[] = {"weight", "exp_avg", "exp_avg_sq", "average"};
     return names[static_cast<std::size_t>(kind)];
 }
 
@@ -111,8 +111,10 @@ program::TensorId tensor_of(const program::Bucket& bucket, StateKind kind) {
         return away ? bucket.host_exp_avg : bucket.exp_avg;
     case StateKind::exp_avg_sq:
         return away ? bucket.host_exp_avg_sq : bucket.exp_avg_sq;
+    case StateKind::average:
+        break;
     }
-    return program::no_tensor;
+    fail("the {} of a weight lies in no bucket", to_string(kind));
 }
 
 bool is_bf16(const program::Program& program, program::TensorId id) {

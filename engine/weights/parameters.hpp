@@ -7,6 +7,7 @@
 #include "planner/program/fwd.hpp"
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,9 +38,16 @@ struct LocalParameter {
 // of it; the pieces of all ranks, copies of other stages aside, cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank);
 
-// The states that are kept of each parameter: the FP32 master weight and AdamW's moments.
-enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq };
-inline constexpr int state_kind_count = 3;
+// The states that are kept of each parameter: the FP32 master weight and AdamW's moments, and where the run averages
+// its weights that average, which lies in no bucket.
+enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq, average };
+inline constexpr int state_kind_count = 4;
+inline constexpr StateKind state_kinds[] = {StateKind::weight, StateKind::exp_avg, StateKind::exp_avg_sq,
+                                            StateKind::average};
+// The kinds that a run has.
+inline std::span<const StateKind> kinds_of(bool averages) {
+    return std::span(state_kinds).first(averages ? state_kind_count : state_kind_count - 1);
+}
 const char* to_string(StateKind kind);
 
 // Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.

@@ -74,6 +74,10 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
+    add(verb, "--ema", o.ema, "DECAY",
+        "keep an average of the weights in the host's memory, which moves by 1 - DECAY of the way to them at every "
+        "step; export --ema takes it (0: none)")
+        ->capture_default_str();
     add(verb, "--freeze", o.freeze, "PATTERN",
         "weights that keep every bit: names such as embed*, *experts*, *router* or layers.0-3; may be repeated")
         ->allow_extra_args(false)
@@ -182,6 +186,7 @@ void add_export(CLI::App& app, ExportVerbOptions& o) {
         ->required();
     add(verb, "--out", o.out, "DIR", "folder for safetensors and config.json")->required();
     add(verb, "--dtype", o.dtype, "fp32|bf16", "fp32: master weights bit for bit, or bf16")->capture_default_str();
+    verb->add_flag("--ema", o.ema, "the average that execute --ema has kept, in place of the weights");
     add(verb, "--tokenizer", o.tokenizer, "DIR",
         "folder of a tokenizer, such as the model's that was fine-tuned: its files and generation_config.json are "
         "copied");

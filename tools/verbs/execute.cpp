@@ -28,6 +28,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 namespace moe::tools {
 
@@ -101,9 +102,9 @@ void catch_signals() {
 }
 
 template <class... Value>
-std::string words(const Value&... values) {
+std::string words(Value&&... values) {
     std::string text;
-    ((text += fmt::format("{}\n", values)), ...);
+    ((text += fmt::format("{}\n", std::forward<Value>(values))), ...);
     return text;
 }
 
@@ -113,7 +114,7 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
         fmt::join(o.data, " "), o.steps, o.init_from, o.upcycle, o.checkpoint, o.save_interval, o.resume, o.shuffle,
         o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
         o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches,
-        o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "));
+        o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "), o.ema);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -154,7 +155,9 @@ public:
         if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
         if (lock) {
             lock->remove_partial_checkpoints();
-            constexpr double bytes_of_parameter = 12.0; // the weight and both moments, in FP32
+            // The weight and both moments, in FP32, and the average where there is one.
+            const double bytes_of_parameter =
+                4.0 * static_cast<double>(weights::kinds_of(train_with_.ema > 0.0).size());
             weights::require_room(options_.checkpoint,
                                   bytes_of_parameter *
                                       static_cast<double>(model::count_parameters(*plan_.model).total));
@@ -208,6 +211,8 @@ private:
         if (const comm::Joined& joined = run_.joined; joined.communicators > 0)
             console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                           joined.communicators, joined.bytes / (1 << 30));
+        if (const double gib = trainer.average_gib(); gib > 0.0)
+            console_.note("The average of the weights takes {:.3f} GiB of host memory in the fullest rank", gib);
         if (!balance_.empty()) console_.note("Balance: {}", balance_);
         console_.note("Data: {} tokens, unigram entropy {:.4f} nats/token",
                       count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);

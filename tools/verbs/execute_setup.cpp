@@ -47,8 +47,12 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
         return false;
     }
     const weights::RunState& state = found->state();
-    const train::ResumedRun now{trainer.plan().model->config_json, static_cast<std::uint64_t>(options.seed),
-                                data.position(0), trainer.rules().freeze, trainer.rules().group_texts()};
+    const train::ResumedRun now{trainer.plan().model->config_json,
+                                static_cast<std::uint64_t>(options.seed),
+                                data.position(0),
+                                trainer.rules().freeze,
+                                trainer.rules().group_texts(),
+                                options.ema};
     for (const std::string& line : train::check_resume(found->path(), state, now, options.allow_change))
         console.warn("{}", line);
     trainer.restore(*found);
@@ -81,6 +85,7 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.eps = options.eps;
     result.weight_decay = options.weight_decay;
     result.clip = options.grad_clip;
+    result.ema = options.ema;
     result.rules.freeze = options.freeze;
     for (const std::string& text : options.lr_groups) result.rules.groups.push_back(train::rate_group(text));
     if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);

@@ -63,6 +63,7 @@ void export_verb(const ExportVerbOptions& options) {
     if (!checkpoint) refuse("--checkpoint {}: holds no checkpoint of execute --checkpoint", options.checkpoint);
     train::ExportOptions how;
     how.dtype = options.dtype == "bf16" ? program::Dtype::bf16 : program::Dtype::f32;
+    how.average = options.ema;
     train::export_weights(*checkpoint, options.out, how);
     const weights::RunState& state = checkpoint->state();
     copy_tokenizer(options.tokenizer, options.out);

@@ -86,6 +86,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    double ema = 0.0;                           // decay of the average of the weights, 0 = none
     std::vector<std::string> freeze, lr_groups; // patterns; PATTERN=FACTOR[,decay=W]
     bool skip_bad_steps = false;                // those whose norm is not finite
     double spike_norm = 0.0;     // and those with so many times the median of the norms before, 0 = none of them
@@ -180,6 +181,7 @@ struct ExportVerbOptions : OutputOptions {
     std::string checkpoint; // folder of checkpoints, of which the newest whole one is taken
     std::string out;        // Hugging Face folder
     std::string dtype = "fp32";
+    bool ema = false;      // the average of the weights in their place
     std::string tokenizer; // folder whose tokenizer and generation config go with the weights, empty = none
 };
 void export_verb(const ExportVerbOptions& options);

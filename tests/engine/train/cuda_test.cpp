@@ -131,6 +131,31 @@ TEST_CASE("cuda: frozen weights keep every bit and groups move as on the CPU, in
         }
 }
 
+TEST_CASE("cuda: the average of the weights follows them by the formula, in a graph too") {
+    for (const char* graph : {"none", "full"})
+        for (const Fields& fields : {Fields{{"precision", "bf16"}}, Fields{{"offload", "optimizer"}}}) {
+            Fields all{{"cuda_graph", graph}};
+            all.insert(all.end(), fields.begin(), fields.end());
+            train::TrainOptions options;
+            options.steps = 3;
+            options.backend = "cuda";
+            options.ema = 0.75;
+            train::Trainer trainer(small_plan("qwen3", 1, all), options);
+            const train::SampleSource source = made_up_samples(trainer.plan());
+            std::map<std::string, std::vector<float>> average;
+            for (const auto& parameter : trainer.parameters())
+                average[parameter.first] = trainer.read_weight(parameter.first);
+            for (int step = 0; step < 3; ++step) {
+                trainer.step(source);
+                for (auto& [name, values] : average) {
+                    const std::vector<float> now = trainer.read_weight(name);
+                    for (std::size_t i = 0; i < values.size(); ++i) values[i] += 0.25f * (now[i] - values[i]);
+                    CHECK(trainer.read_average(name) == values);
+                }
+            }
+        }
+}
+
 // No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {

@@ -17,7 +17,7 @@ inline moe::weights::Snapshot made_snapshot(std::int64_t step, const std::string
     snapshot.run = run;
     for (int rank = 0; rank < 2; ++rank) {
         Slice slice{"a", 4, 6, {{3 * rank, 3, 6, 4}}, 12, {}};
-        for (std::size_t kind = 0; kind < slice.values.size(); ++kind)
+        for (std::size_t kind = 0; kind < kinds_of(false).size(); ++kind)
             for (int i = 0; i < 12; ++i) {
                 const int place = i / 3 * 6 + 3 * rank + i % 3;
                 slice.values[kind].push_back(base + 100.0f * static_cast<float>(kind) + static_cast<float>(place));
