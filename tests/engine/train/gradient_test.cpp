@@ -146,9 +146,7 @@ TEST_CASE("gradients agree with differences of the loss: llama") { check_model("
 TEST_CASE("gradients agree with differences of the loss: gptoss") { check_model("gptoss"); }
 TEST_CASE("gradients agree with differences of the loss: deepseek3-mtp") { check_model("deepseek3-mtp"); }
 TEST_CASE("gradients agree with differences of the loss: factors, gates, norms and rotations of other families") {
-    for (const char* model :
-         {"granite", "olmoe", "afmoe", "laguna", "mimo", "ernie", "nemotron", "gpt", "mistral4", "llama4"})
-        check_model(model);
+    for (const char* model : {"olmoe", "afmoe", "mimo", "nemotron", "llama4"}) check_model(model);
 }
 TEST_CASE("gradients agree with differences of the loss: balancing losses") {
     for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"})
