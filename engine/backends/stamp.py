@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes what a build calls itself, so that a program knows the CUDA engine's module that was built with it, and where that is installed.
+"""Writes what a build calls itself, and where it installs the CUDA engine's module, so that a program knows the module of its build.
 
     stamp.py OUT.cpp OUT.d ROOT FOLDER WORDS..
 
-A build's name is the words (version, compiler, options), and a hash of all that the module and the program share, or that the module is made of: headers of
-the planner, the engine and the kernels, and sources of the CUDA engine. OUT.d names these files and their folders for Ninja.
+The name is the words (version, compiler, options), and a hash of all that the module and the program share or that the module is made of:
+headers of the planner, the engine and the kernels, and sources of the CUDA engine. OUT.d names these files and their folders for Ninja.
 """
 import hashlib
 import pathlib
@@ -23,7 +23,8 @@ def main(out, depfile, root, folder, words):
         whole.update(path.relative_to(root).as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     stamp = " ".join([*words, whole.hexdigest()[:16]])
     pathlib.Path(out).write_text(
-        "// What this build calls itself, and where it installs the module.\n#include \"engine/backends/cuda/module.hpp\"\n\nnamespace moe::backends {\n\n"
+        "// What this build calls itself, and where it installs the module.\n#include \"engine/backends/cuda/module.hpp\"\n\n"
+        "namespace moe::backends {\n\n"
         f'const char* build_stamp() {{ return "{stamp}"; }}\n'
         f'const char* modules_folder() {{ return "{folder}"; }}\n\n}} // namespace moe::backends\n', encoding="utf-8")
     folders = sorted({str(path.parent) for path in files})

@@ -61,79 +61,70 @@ void layernorm_grad(Src dy, Src x, Src w, const float* stat, Src dresidual, Dst 
     }
 }
 
-// The columns of queries, 0, or of keys, 1: where they begin, how many there are here and on all ranks.
+// The columns of queries, or of keys: where they begin, how many there are here and on all ranks, and what is theirs.
 struct Part {
-    std::int64_t from, cols;
-    double all;
-};
-std::array<Part, 2> parts_of(const HeadsNormShape& s) {
-    return {{{0, s.queries, static_cast<double>(s.all_queries)}, {s.queries, s.keys, static_cast<double>(s.all_keys)}}};
-}
+    std::int64_t from, cols, all;
+    const float* weight;
+    int place; // among the sums of a row
 
-float rstd_of(const HeadsNormShape& s, const Part& part, float squares) {
-    return 1.0f / std::sqrt(squares / static_cast<float>(part.all) + static_cast<float>(s.eps));
+    float rstd(const HeadsNormShape& s, float squares) const {
+        return 1.0f / std::sqrt(squares / static_cast<float>(all) + static_cast<float>(s.eps));
+    }
+    In of(const float* row) const { return {row + from, cols}; }
+    Out of(float* row) const { return {row + from, cols}; }
+    In weights() const { return {weight, cols}; }
+};
+
+std::array<Part, 2> parts_of(const HeadsNormShape& s, Src wq, Src wk) {
+    const float *q = nullptr, *k = nullptr;
+    if (wq.data != nullptr) q = read(wq, 0, s.queries, scratch(Slot::a, s.queries));
+    if (wk.data != nullptr) k = read(wk, 0, s.keys, scratch(Slot::b, s.keys));
+    return {Part{0, s.queries, s.all_queries, q, 0}, Part{s.queries, s.keys, s.all_keys, k, 1}};
 }
 
 void heads_squares(const HeadsNormShape& s, Src x, float* squares, void*) {
-    float* wide = scratch(Slot::a, s.width);
+    float* wide = scratch(Slot::c, s.width);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
         const float* row = read(x, r * s.width, s.width, wide);
-        int i = 0;
-        for (const Part& part : parts_of(s)) squares[2 * r + i++] = In(row + part.from, part.cols).square().sum();
+        for (const Part& part : parts_of(s, {}, {})) squares[2 * r + part.place] = part.of(row).square().sum();
     }
 }
 
 void heads_norm(const HeadsNormShape& s, Src x, const float* squares, Src wq, Src wk, Dst y, void*) {
-    const float* const weights[2] = {read(wq, 0, s.queries, scratch(Slot::a, s.queries)),
-                                     read(wk, 0, s.keys, scratch(Slot::b, s.keys))};
+    const std::array<Part, 2> parts = parts_of(s, wq, wk);
     float* row = scratch(Slot::c, s.width);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
         load(x, r * s.width, s.width, row);
-        int i = 0;
-        for (const Part& part : parts_of(s)) {
-            Out(row + part.from, part.cols) *= In(weights[i], part.cols) * rstd_of(s, part, squares[2 * r + i]);
-            ++i;
-        }
+        for (const Part& part : parts) part.of(row) *= part.weights() * part.rstd(s, squares[2 * r + part.place]);
         store(y, r * s.width, s.width, row);
     }
 }
 
 void heads_along(const HeadsNormShape& s, Src dy, Src x, Src wq, Src wk, float* along, void*) {
-    const float* const weights[2] = {read(wq, 0, s.queries, scratch(Slot::a, s.queries)),
-                                     read(wk, 0, s.keys, scratch(Slot::b, s.keys))};
+    const std::array<Part, 2> parts = parts_of(s, wq, wk);
     float* wide_dy = scratch(Slot::c, s.width);
     float* wide_x = scratch(Slot::d, s.width);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
         const float* grad = read(dy, r * s.width, s.width, wide_dy);
         const float* in = read(x, r * s.width, s.width, wide_x);
-        int i = 0;
-        for (const Part& part : parts_of(s)) {
-            along[2 * r + i] =
-                (In(grad + part.from, part.cols) * In(weights[i], part.cols) * In(in + part.from, part.cols)).sum();
-            ++i;
-        }
+        for (const Part& part : parts) along[2 * r + part.place] = (part.of(grad) * part.weights() * part.of(in)).sum();
     }
 }
 
 void heads_norm_grad(const HeadsNormShape& s, Src dy, Src x, const float* squares, const float* along, Src wq, Src wk,
                      Dst dx, float* dwq, float* dwk, void*) {
-    const float* const weights[2] = {read(wq, 0, s.queries, scratch(Slot::a, s.queries)),
-                                     read(wk, 0, s.keys, scratch(Slot::b, s.keys))};
-    float* const sums[2] = {dwq, dwk};
+    const std::array<Part, 2> parts = parts_of(s, wq, wk);
     float* row = scratch(Slot::c, s.width);
     float* wide_x = scratch(Slot::d, s.width);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
         load(dy, r * s.width, s.width, row);
         const float* in = read(x, r * s.width, s.width, wide_x);
-        int i = 0;
-        for (const Part& part : parts_of(s)) {
-            const float scale = rstd_of(s, part, squares[2 * r + i]);
-            const float back = along[2 * r + i] * scale * scale * scale / static_cast<float>(part.all);
-            Out grad(row + part.from, part.cols);
-            const In from(in + part.from, part.cols);
-            Out(sums[i], part.cols) += grad * from * scale;
-            grad = grad * In(weights[i], part.cols) * scale - from * back;
-            ++i;
+        for (const Part& part : parts) {
+            const float scale = part.rstd(s, squares[2 * r + part.place]);
+            const float back = along[2 * r + part.place] * scale * scale * scale / static_cast<float>(part.all);
+            Out grad = part.of(row);
+            Out(part.place == 0 ? dwq : dwk, part.cols) += grad * part.of(in) * scale;
+            grad = grad * part.weights() * scale - part.of(in) * back;
         }
         store(dx, r * s.width, s.width, row);
     }

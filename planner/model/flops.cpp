@@ -73,6 +73,12 @@ Count gated_delta(const Attention& a, double h) {
     const double matrices =
         h * (2.0 * keys + 2.0 * values + 2.0 * a.value_heads) + a.conv_kernel * (2.0 * keys + values) + values * h;
     const double state = 4.0 * a.value_heads * a.value_dim * a.value_dim;
+    if (a.out_lora > 0) { // KDA: decay by channel and the output gate are latents' products (arXiv 2510.26692)
+        const double latents = a.out_lora * (2.0 * h + keys + values);
+        const double projections =
+            h * (2.0 * keys + values + a.value_heads) + latents + a.conv_kernel * (2.0 * keys + values) + values * h;
+        return {projections + a.value_heads + keys + a.value_dim, projections + state};
+    }
     return {matrices + 2.0 * a.value_heads + a.value_dim, matrices + state};
 }
 

@@ -80,8 +80,8 @@ struct Attention {
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     int scan_chunk = 0; // mamba: positions whose products are made at once
     // compressed
-    int compress_ratio = 0; // 0 = window only
-    int out_groups = 0, out_lora = 0;
+    int compress_ratio = 0;           // 0 = window only
+    int out_groups = 0, out_lora = 0; // gated_delta: out_lora > 0 is the width that its gates come from (KDA)
     // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
     bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)

@@ -116,6 +116,8 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
 }
 
 std::string attention_obstacle(const model::Attention& attention) {
+    if (attention.kind == model::AttentionKind::gated_delta && attention.out_lora > 0)
+        return "linear_attn_config: no Kimi delta attention yet";
     if (attention.kind == model::AttentionKind::gated_delta)
         return "layer_types = linear_attention: no gated delta net yet";
     if (attention.kind == model::AttentionKind::compressed)

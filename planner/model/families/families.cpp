@@ -58,6 +58,7 @@ constexpr std::array families{
     Family{"Grok1ModelForCausalLM", "grok-1", "Grok-1", read_grok},
     Family{"HYV3ForCausalLM", "hy_v3", "HYV3ForCausalLM", read_hy_v3, kv_head},
     Family{"HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan_moe},
+    Family{"KimiLinearForCausalLM", "kimi_linear", "KimiLinearForCausalLM", read_kimi_linear},
     Family{"LagunaForCausalLM", "laguna", "LagunaForCausalLM", read_laguna, kv_head},
     Family{"Llama3-70B upcycled MoE", "", "MixtralForCausalLM", read_mixtral},
     Family{"Llama4ForCausalLM", "llama4_text", "Llama4ForCausalLM", read_llama4, kv_head},

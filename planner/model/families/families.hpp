@@ -31,6 +31,9 @@ void read_ernie(const JsonObject& json, model::Model& model);
 void read_hunyuan_moe(const JsonObject& json, model::Model& model);
 void read_bailing(const JsonObject& json, model::Model& model);
 
+// kimi.cpp
+void read_kimi_linear(const JsonObject& json, model::Model& model);
+
 // llama.cpp
 void read_llama(const JsonObject& json, model::Model& model);
 void read_mistral(const JsonObject& json, model::Model& model);

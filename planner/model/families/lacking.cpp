@@ -17,7 +17,7 @@ struct Lack {
 constexpr std::array lacks{
     Lack{"hybrid Mamba layers", " bamba falconh1 jamba zamba zamba2 "},
     Lack{"Mamba layers", " mamba mamba2 falconmamba "},
-    Lack{"layers of Kimi delta attention (KDA)", " kimik3* kimilinear* "},
+    Lack{"layers of Kimi delta attention (KDA) beside others of Kimi-K3", " kimik3* "},
     Lack{"hybrid linear attention layers", " bailinghybrid bailingmoelinear* bailingmoev25* minimax minimaxm1* "
                                            "minimaxtext01* olmohybrid laramini "},
     Lack{"hybrid convolution layers", " lfm2* lfm3 inkling* zaya "},

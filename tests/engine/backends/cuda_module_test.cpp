@@ -90,4 +90,14 @@ TEST_CASE("the CUDA engine's module: what it throws is caught here, and counted 
         CHECK_THROWS_WITH_AS(backend.properties(), "exceptions on their way: 1", Error);
         CHECK(std::uncaught_exceptions() == 0);
     }
+
+    // The program's own, through frames of the module that catch and that only unwind.
+    const std::unique_ptr<device::Device> device = backend.open(false, 0);
+    CHECK(device->name().ends_with("for the object itself"));
+    device::Queue& queue = *device->queue();
+    const std::function<void()> enqueue = [] { fail("rank {}: an op", 3); };
+    CHECK_THROWS_WITH_AS(queue.prepare(false, enqueue), "rank 3: an op", Error);
+    CHECK(queue.marked(0) == 1);
+    CHECK_THROWS_WITH_AS(queue.rehearse(enqueue), "rank 3: an op", Error);
+    CHECK(std::uncaught_exceptions() == 0);
 }

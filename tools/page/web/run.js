@@ -113,7 +113,7 @@ export function runView(report) {
         !both && h("p", { class: "note" }, "No step was recorded, so that nothing measured stands beside the prediction."),
         learning(run), load(report),
         both && section("Predicted beside measured, by kind of operation", "Busy time of one step, mean over the ranks. Waiting is the rest of the step: for peers, for a core, for the host, and the pipeline's bubble.", byKind(both)),
-        section(both ? "Both timelines" : "The predicted timeline", both ? "One step on one scale of time: predicted above, measured below." : null,
+        section(both ? "Both timelines" : "The predicted timeline", both ? "One step of the first rank of every stage, on one scale of time: predicted above, measured below." : null,
             both && h("h3", null, "predicted"), pipeline(report.predicted, longest), both && h("h3", null, "measured"), both && pipeline(report.measured, longest)),
         both?.widest.length > 0 && section("Furthest apart", "Single operations whose busy time differs most.", widest(both)),
         origin(report, report.plan, run?.command !== report.command && run?.command));

@@ -1,0 +1,66 @@
+// Kimi-Linear: layers of Kimi delta attention, a gated delta net whose decay and output gate come from latents, and of
+// latent attention that turns nothing, over DeepSeek's kind of experts.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
+
+namespace moe::families {
+namespace {
+
+// A size under transformers' name, or in the object of the published file.
+int linear_size(const JsonObject& json, const std::string& name, const std::string& published, std::int64_t high) {
+    if (json.has(name) || !json.is_object("linear_attn_config")) return integer(json, name, high);
+    return integer(json.object("linear_attn_config"), published, high);
+}
+
+model::Attention read_delta(const JsonObject& json) {
+    model::Attention delta;
+    delta.kind = model::AttentionKind::gated_delta;
+    delta.heads = delta.kv_heads = delta.key_heads = delta.value_heads =
+        linear_size(json, "linear_num_heads", "num_heads", max_heads);
+    delta.qk_dim = delta.v_dim = delta.key_dim = delta.value_dim = delta.out_lora =
+        linear_size(json, "linear_head_dim", "head_dim", max_dim);
+    delta.conv_kernel = linear_size(json, "linear_conv_kernel_dim", "short_conv_kernel_size", 1024);
+    return delta;
+}
+
+// The published file lists the layers of each kind, counted from 1.
+std::vector<bool> delta_layers(const JsonObject& json, int layers) {
+    if (json.has("layer_types") || !json.is_object("linear_attn_config"))
+        return layers_that_are(json, "layer_types", "linear_attention", "full_attention", layers);
+    std::vector<bool> delta(static_cast<std::size_t>(layers));
+    for (const std::int64_t layer : json.object("linear_attn_config").integers("kda_layers", 1, layers))
+        delta[static_cast<std::size_t>(layer - 1)] = true;
+    return delta;
+}
+
+} // namespace
+
+void read_kimi_linear(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    must_be(json, "moe_router_activation_func", "sigmoid");
+    model::Moe moe;
+    moe.experts = integer(json, "num_experts", max_experts);
+    moe.top_k = integer(json, "num_experts_per_token", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.shared_ffn = moe.ffn * json.integer_or("num_shared_experts", 1, 0, 1024);
+    moe.router = selecting_router(json, "moe_renormalize", "routed_scaling_factor", 2.446);
+    moe.router.groups = integer_or(json, "num_expert_group", 1, 1, max_experts);
+    const model::Attention delta = read_delta(json);
+    model::Attention full = read_mla(json);
+    full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
+    const std::vector<bool> is_delta = delta_layers(json, layer_count(json)), sparse = layers_with_experts(json, 1);
+    for (std::size_t layer = 0; layer < is_delta.size(); ++layer) {
+        model::LayerKind kind;
+        kind.activation = read_activation(json, "silu");
+        kind.attention = is_delta[layer] ? delta : full;
+        if (sparse[layer])
+            kind.moe = moe;
+        else
+            kind.dense_ffn = ffn(json, "intermediate_size");
+        add_layer(model, kind);
+    }
+    repeat_last_as_mtp(json, model);
+}
+
+} // namespace moe::families
