@@ -21,8 +21,8 @@ struct AdamData {
 
 Case adamw_case(AdamShape s, double clip, Type moments, Type weights) {
     Case out;
-    out.name = fmt::format("adamw {} of a bucket from {} decayed {} clip {} moments {} weights {}", s.elements,
-                           s.offset, s.decayed, clip, name_of(moments), name_of(weights));
+    out.name = fmt::format("adamw {} of a bucket from {} decayed {} rate {} decay {} clip {} moments {} weights {}",
+                           s.elements, s.offset, s.decayed, s.rate, s.decay, clip, name_of(moments), name_of(weights));
     Random random(out.name);
     const std::int64_t n = s.elements;
     Vec v = random.normal(n, 0.1);
@@ -53,12 +53,14 @@ Case adamw_case(AdamShape s, double clip, Type moments, Type weights) {
         Vec master, m, v_want;
         for (std::int64_t i = 0; i < d->s.elements; ++i) {
             const auto at = static_cast<std::size_t>(i);
-            const double g = d->g.at(i) * factor, decay = d->s.offset + i < d->s.decayed ? d->hyper.at(4) : 0.0;
+            const double g = d->g.at(i) * factor, run = d->s.offset + i < d->s.decayed ? d->hyper.at(4) : 0.0;
+            const double decay = d->s.decay < 0.0f ? run : static_cast<double>(d->s.decay);
             m.push_back(d->hyper.at(1) * d->m_before[at] + (1.0 - d->hyper.at(1)) * g);
             v_want.push_back(d->hyper.at(2) * d->v_before[at] + (1.0 - d->hyper.at(2)) * g * g);
             const double update =
                 m.back() / d->hyper.at(6) / (std::sqrt(v_want.back() / d->hyper.at(7)) + d->hyper.at(3));
-            master.push_back(d->master_before[at] - d->hyper.at(0) * (update + decay * d->master_before[at]));
+            master.push_back(d->master_before[at] -
+                             d->hyper.at(0) * static_cast<double>(d->s.rate) * (update + decay * d->master_before[at]));
         }
         return worst({relative_error(d->master, master) * tolerance(d->w.type()) / f32_tolerance,
                       relative_error(d->m, m), relative_error(d->v, v_want), relative_error(d->w, master)});
@@ -112,10 +114,9 @@ Case flat_case(Flat op, std::int64_t n, Type from, Type to) {
     return out;
 }
 
-AdamShape shape(std::int64_t elements, std::int64_t offset, std::int64_t decayed) {
-    AdamShape s;
-    s.elements = elements, s.offset = offset, s.decayed = decayed;
-    return s;
+AdamShape shape(std::int64_t elements, std::int64_t offset, std::int64_t decayed, float rate = 1.0f,
+                float decay = -1.0f) {
+    return {elements, offset, decayed, rate, decay};
 }
 
 } // namespace
@@ -159,6 +160,9 @@ TEST_CASE("adamw: clipping, the decayed part of the bucket, storages") {
             check(adamw_case(shape(50, 60, 50), 1.0, moments, weights));
             check(adamw_case(shape(4500, 10, 2300), 1.0, moments, weights));
             check(adamw_case(shape(5, 0, 0), 1.0, moments, weights));
+            check(adamw_case(shape(77, 100, 130, 0.25f), 1.0, moments, weights));
+            for (const float decay : {0.0f, 4.0f})
+                check(adamw_case(shape(4500, 10, 2300, 3.0f, decay), 1.0, moments, weights));
         }
     }
 }

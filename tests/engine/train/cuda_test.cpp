@@ -125,7 +125,8 @@ TEST_CASE("cuda: frozen weights keep every bit and groups move as on the CPU, in
             }
             CHECK(norms["cuda"] == doctest::Approx(norms["cpu"]).epsilon(1e-4));
             for (const auto& [name, values] : after["cpu"]) {
-                CAPTURE(name);
+                const std::string held_name = name; // no structured binding can be captured
+                CAPTURE(held_name);
                 CHECK(relative_distance(after["cuda"].at(name), values) <= 1e-4);
             }
         }

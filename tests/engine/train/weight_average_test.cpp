@@ -99,7 +99,8 @@ TEST_CASE("random plans average what one rank does") {
         const Weights want = train(one_rank_of(c)), got = train(c);
         REQUIRE(got.size() == want.size());
         for (const auto& [name, values] : want) {
-            CAPTURE(name);
+            const std::string held_name = name; // no structured binding can be captured
+            CAPTURE(held_name);
             CHECK(relative_distance(got.at(name), values) <= parity_tolerance);
         }
     }
@@ -126,7 +127,8 @@ TEST_CASE("a checkpoint keeps the average, any plan goes on with it, and export 
     }
     CHECK(averages_of(same) == averages_of(whole));
     for (const auto& [name, values] : averages_of(whole)) {
-        CAPTURE(name);
+        const std::string held_name = name; // no structured binding can be captured
+        CAPTURE(held_name);
         CHECK(relative_distance(other.read_average(name), values) <= parity_tolerance);
     }
     whole.go_back(*checkpoint);

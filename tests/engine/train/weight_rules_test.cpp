@@ -136,7 +136,8 @@ TEST_CASE("frozen weights keep every bit and stay out of the norm, under any pla
         const Steps got = three_steps(small_plan(c.model, c.ranks, c.fields), three(r));
         std::size_t frozen = 0;
         for (const auto& [name, before] : got.before) {
-            CAPTURE(name);
+            const std::string held_name = name; // no structured binding can be captured
+            CAPTURE(held_name);
             const bool same = got.after.at(name) == before;
             if (r.of(name).frozen) ++frozen;
             if (r.of(name).frozen)
@@ -202,14 +203,16 @@ TEST_CASE("a checkpoint keeps the rules, and a run that goes on with them is the
         std::vector<float> moment(static_cast<std::size_t>(shape.rows * shape.cols));
         stored->read(name, weights::StateKind::exp_avg_sq, 0, moment);
         const bool none = std::all_of(moment.begin(), moment.end(), [](float m) { return m == 0.0f; });
-        CAPTURE(name);
+        const std::string held_name = name; // no structured binding can be captured
+        CAPTURE(held_name);
         if (r.of(name).frozen) CHECK(none);
     }
     train::Trainer other(small_plan("qwen3", 4, {{"tp", "2"}, {"ep", "2"}}), options);
     other.restore(*stored);
     other.step(source);
     for (const auto& [name, weight] : weights_of(whole)) {
-        CAPTURE(name);
+        const std::string held_name = name; // no structured binding can be captured
+        CAPTURE(held_name);
         CHECK(relative_distance(other.read_weight(name), weight) <= parity_tolerance);
     }
 }
