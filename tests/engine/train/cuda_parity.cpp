@@ -138,6 +138,15 @@ void check_model(const std::string& model, const Fields& fields, double toleranc
     compare(what, train_on(plan, "cuda", steps), train_on(reference, "cpu", steps), tolerance);
 }
 
+void check_rounding(const std::string& model, const Fields& fields, double times) {
+    Fields split_fields = fields;
+    split_fields.emplace_back("tp", "2");
+    plan::Plan plan = small_plan(model, 1, fields), split = small_plan(model, 2, split_fields);
+    plan.model = split.model = with_every_expert(*plan.model);
+    compare_beside(described(model, fields, 1), train_on(plan, "cuda"), train_on(plan, "cpu"), train_on(split, "cpu"),
+                   times);
+}
+
 void check_ranks(int ranks, const std::string& model, const Fields& fields) {
     if (!has_gpus(ranks)) return;
     plan::Plan plan = small_plan(model, ranks, fields);

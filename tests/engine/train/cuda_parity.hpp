@@ -42,6 +42,10 @@ void compare_beside(const std::string& what, const CudaResult& got, const CudaRe
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert = false,
                  int steps = 3, int ranks = 1);
 
+// Holds a small model's plan in a low precision on a GPU to the CPU by compare_beside(), with TP 2 for other roundings;
+// tokens go to all experts.
+void check_rounding(const std::string& model, const Fields& fields, double times);
+
 // Holds a small model's plan on GPUs, op by op, to the CPU, and the same as one graph per rank to the bits of that.
 // Skipped by name where there are fewer.
 void check_ranks(int ranks, const std::string& model, const Fields& fields);

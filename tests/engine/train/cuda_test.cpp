@@ -38,7 +38,7 @@ TEST_CASE("cuda: factors, gates, norms and rotations of other families are the C
         check_model(model, {}, 1e-4);
         check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}, {"recompute", "full"}}, 1e-4);
         check_model(model, {{"documents", "mask"}, {"mbs", "2"}}, 1e-4);
-        check_model(model, {{"precision", "bf16"}}, 2e-2, true);
+        check_rounding(model, {{"precision", "bf16"}}, 2.0);
     }
 }
 
@@ -109,8 +109,10 @@ TEST_CASE("cuda: frozen weights keep every bit and groups move as on the CPU, in
                 options.eps = 1e-3; // as in parity.cpp
                 options.rules.freeze = {"embed*", "*router*", "layers.1"};
                 options.rules.groups = {train::rate_group("*experts*=3,decay=0.5"), train::rate_group("norm=0.25")};
-                train::Trainer trainer(plan, options);
-                const train::SampleSource source = made_up_samples(plan);
+                plan::Plan run = plan;
+                if (options.backend == "cpu") run.cuda_graph = plan::CudaGraph::none;
+                train::Trainer trainer(run, options);
+                const train::SampleSource source = made_up_samples(run);
                 const auto read = [&](std::map<std::string, std::vector<float>>& values) {
                     for (const auto& parameter : trainer.parameters())
                         values[parameter.first] = trainer.read_weight(parameter.first);
@@ -157,8 +159,6 @@ TEST_CASE("cuda: the average of the weights follows them by the formula, in a gr
         }
 }
 
-// No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
-// are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {
     for (const char* graph : {"none", "full"}) {
         check_model("qwen3", {{"offload", "optimizer"}, {"cuda_graph", graph}}, 1e-4);
@@ -167,6 +167,8 @@ TEST_CASE("cuda: offloaded activations and optimizer states come back, in a grap
     }
 }
 
+// No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
+// are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: BF16 training is the CPU's within its rounding") {
     for (const char* model :
          {"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"}) {
