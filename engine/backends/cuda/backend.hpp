@@ -5,8 +5,8 @@
 
 namespace moe::backends {
 
-// Fills in all but the ops that kernels and the communicator carry out (engine/ops/backend.hpp). Throws Error (bad_input)
-// where this machine has no GPU that the kernels are compiled for.
+// Fills in all but the ops that kernels and the communicator carry out (engine/ops/backend.hpp). Throws Error
+// (bad_input) where this machine has no GPU that the kernels are compiled for.
 void fill_cuda(ops::Backend& backend);
 
 // The memory of GPU number `device` behind pinned staging, and its streams. `replayed`: steps are captured as CUDA
