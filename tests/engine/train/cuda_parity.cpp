@@ -122,7 +122,7 @@ namespace {
 
 std::string described(const std::string& model, const Fields& fields, int ranks) {
     std::string what = ranks > 1 ? fmt::format("{} on {} GPUs:", model, ranks) : model;
-    for (const auto& [field, value] : fields) what += " " + field + "=" + value;
+    for (const auto& [field, value] : fields) what.append(" ").append(field).append("=").append(value);
     return what;
 }
 

@@ -18,7 +18,7 @@ bool moved(const std::vector<float>& gradient) {
 
 std::string text(const Fields& fields) {
     std::string out;
-    for (const auto& [field, value] : fields) out += field + "=" + value + " ";
+    for (const auto& [field, value] : fields) out.append(field).append("=").append(value).append(" ");
     return out;
 }
 
