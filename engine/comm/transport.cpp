@@ -296,7 +296,7 @@ void Transport::abort(const std::string& why) {
         std::unique_lock<std::mutex> held(peer->sending, std::try_to_lock);
         for (int tries = 0; tries < 20 && !held; ++tries) {
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
-            held.try_lock();
+            static_cast<void>(held.try_lock()); // the loop asks `held`
         }
         if (!held || peer->socket < 0 || !wait_writable(peer->socket, 0.2)) continue;
         const std::uint64_t header[2] = {abort_channel, why.size()};
