@@ -101,7 +101,8 @@ void read_recipes(EngineTable& table, const Json& list, const std::string& path)
     if (!list.is_array()) refuse("{}: \"recipes\" must be a list", path);
     for (std::size_t i = 0; i < list.size(); ++i) {
         const std::string place = fmt::format("{}: recipes[{}]", path, i);
-        const Json& json = object_of(list[i], place, "recipe");
+        const Json& json = list[i];
+        object_of(json, place, "recipe"); // refuses anything else
         for (const char* key : {"name", "from", "when"})
             if (!json.contains(key)) refuse("{}: \"{}\" is missing", place, key);
         check_version(text_of(json["from"], place, "from"), place);
