@@ -292,7 +292,8 @@ bool with_parts(const MlaRopeShape& s, std::initializer_list<Src> operands, std:
         using A = decltype(access);
         if constexpr (A::width > 1) {
             const int pairs = s.rope / (2 * A::width);
-            if (s.query_scale.beta != 0.0 || s.rope % (2 * A::width) != 0 || s.rope > most_rope || pairs > warp_size || (pairs & (pairs - 1)) != 0)
+            if (s.query_scale.beta != 0.0 || s.rope % (2 * A::width) != 0 || s.rope > most_rope || pairs > warp_size ||
+                (pairs & (pairs - 1)) != 0)
                 return;
             done = true;
             run(access);
