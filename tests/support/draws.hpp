@@ -26,9 +26,9 @@ inline std::uint64_t environment(const char* name, std::uint64_t otherwise) {
     return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// One of so many alike cases is drawn. Under the sanitizers, which make each ten times as slow, one of sixteen: they look
-// for wrong accesses on the way, for which a few cases do; the statistics of all are the plain build's to check. There
-// MOE_PLAN_DRAW_SHARE says the number: `tools/check --fast` asks for one of four.
+// One of so many alike cases is drawn. Under the sanitizers, which make each ten times as slow, one of sixteen: they
+// look for wrong accesses on the way, for which a few cases do; the statistics of all are the plain build's to check.
+// There MOE_PLAN_DRAW_SHARE says the number: `tools/check --fast` asks for one of four.
 inline std::size_t draw_share() {
     static const std::uint64_t asked = environment("MOE_PLAN_DRAW_SHARE", 1);
     return sanitized ? 16 : asked == 0 ? 1 : static_cast<std::size_t>(asked);

@@ -249,7 +249,8 @@ TEST_CASE("architectures of two natures are refused as such, near names alone ar
     holds(fault("JambaForCausalLM"), "hybrid Mamba layers are not supported");
     holds(fault("MiniMaxM1ForCausalLM"), "hybrid linear attention layers are not supported");
     holds(fault("BambaForCausalLM"), "hybrid Mamba layers are not supported");
-    holds(fault("KimiK3ForCausalLM"), "layers of Kimi delta attention (KDA) beside others of Kimi-K3 are not supported");
+    holds(fault("KimiK3ForCausalLM"),
+          "layers of Kimi delta attention (KDA) beside others of Kimi-K3 are not supported");
     holds(fault("BailingMoeV2_5ForCausalLM"), "hybrid linear attention layers are not supported");
     holds(fault("Lfm2MoeForCausalLM"), "hybrid convolution layers are not supported");
     holds(fault("Dots2ForCausalLM"), "did you mean Dots1ForCausalLM?");
