@@ -57,10 +57,12 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     if (plan_.reshards() && low == program::Dtype::bf16) quantized = false;
     // A table with copies on other pipeline ranks lies alone, so that all holders cut it into the same shards.
     const bool alone = key == "embedding" && shares_table(plan_);
-    // Muon moves matrices but embeddings and heads, which have a vocabulary (arXiv 2502.16982 section 2.2).
-    const bool muon = plan_.optimizer.muon && decay &&
-                      std::all_of(parameters.begin(), parameters.end(),
-                                  [](const auto& p) { return p.rows > 1 && p.cols > 1 && p.padded_rows == 0; });
+    // Muon moves matrices but embeddings and heads, which have a vocabulary (arXiv 2502.16982 section 2.2). Taps of
+    // convolutions by channel are vectors.
+    const bool muon =
+        plan_.optimizer.muon && decay && std::all_of(parameters.begin(), parameters.end(), [](const auto& p) {
+            return p.rows > 1 && p.cols > 1 && p.padded_rows == 0 && p.name.find("conv1d") == std::string::npos;
+        });
     const std::vector<bool> open = closed_;
     if (alone) closed_.assign(closed_.size(), true);
     const int index = bucket_for(domain, sharded, quantized, low, muon);
