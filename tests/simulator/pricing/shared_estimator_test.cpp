@@ -42,7 +42,7 @@ const std::map<std::string, Values>& field_values() {
         {"gradients", {"fp32", "bf16"}},
         {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
         {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
-        {"optimizer", {"adamw", "adamw+bf16_moments"}},
+        {"optimizer", {"adamw", "adamw+bf16_moments", "muon"}},
         {"fsdp", {"off", "on"}},
         {"dispatcher", {"alltoall", "allgather", "deepep", "hybridep"}},
         {"cp_comm", {"ring", "alltoall"}},
