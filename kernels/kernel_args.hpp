@@ -145,6 +145,37 @@ struct AttentionShape {
     std::int64_t chunk = 0; // attention_cached alone: a query sees keys of its own run of so many positions, 0: of all
 };
 
+// A gated delta net (Yang et al., arXiv:2412.06464) over rows position * batch + sequence. A row p of its projection is
+// q | k | v | z | b | a: key_heads queries and keys of key_dim, value_heads values and gates of value_dim, and of every
+// value head the logits of its two gates. q, k and v pass a causal convolution over `kernel` rows of a sequence and
+// SiLU, and are what a row c holds. Per value head, with the key head of its place, unit queries over sqrt(key_dim),
+// unit keys (eps 1e-6 inside the root), g = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b):
+//   S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  o = S^T q
+// in chunks of delta_chunk positions. Weights are of `parts` times the heads, of which these are the part `part`.
+// document_start, where given: state and convolution begin anew where the row's document does.
+inline constexpr std::int64_t delta_chunk = 64;
+struct DeltaShape {
+    std::int64_t rows = 0, batch = 1;
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, kernel = 0;
+    double eps = 1e-6; // of the norm of o
+    int part = 0, parts = 1;
+    const std::int32_t* document_start = nullptr; // [rows]
+    std::int64_t keys() const { return std::int64_t{key_heads} * key_dim; }
+    std::int64_t values() const { return std::int64_t{value_heads} * value_dim; }
+    std::int64_t convolved() const { return 2 * keys() + values(); } // columns of c, and where z begins in p
+    std::int64_t gates() const { return convolved() + values(); }    // where b begins in p, and a value_heads behind
+    std::int64_t projected() const { return gates() + 2 * value_heads; }
+    std::int64_t seq() const { return rows / batch; }
+    std::int64_t chunks() const { return (seq() + delta_chunk - 1) / delta_chunk; }
+    // Floats of the memory that a call may use: of every chunk and value head two systems of the chunk's rows and keys
+    // and values for each; the gradients' has both states, too.
+    std::int64_t work(bool grad) const {
+        const std::int64_t k = key_dim, v = value_dim;
+        const std::int64_t each = 2 * delta_chunk + (grad ? 3 * k + 2 * v : k + v);
+        return batch * value_heads * chunks() * (delta_chunk * each + (grad ? 2 * k * v : 0));
+    }
+};
+
 // Columns [from, from + cols) of rows that are x_stride long go to (are added to: accumulate) columns [to, to + cols)
 // of rows that are y_stride long; the others keep what they hold.
 struct ColumnsShape {
@@ -248,9 +279,9 @@ struct SlotShape {
 // `pieces` of columns side by side, each cut into `parts`: part p of all rows holds its share of every piece.
 struct PartsShape {
     std::int64_t rows = 0;
-    std::int64_t pieces[3] = {0, 0, 0}; // columns, multiples of parts; unused ones are 0
+    std::int64_t pieces[6] = {}; // columns, multiples of parts; unused ones are 0
     int parts = 1;
-    std::int64_t cols() const { return pieces[0] + pieces[1] + pieces[2]; }
+    std::int64_t cols() const { return pieces[0] + pieces[1] + pieces[2] + pieces[3] + pieces[4] + pieces[5]; }
 };
 
 // counts[etp * ep, experts] are all_counts of RowsShape; the buffer of every expert rank and ETP member has `capacity`

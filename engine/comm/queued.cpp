@@ -275,7 +275,8 @@ void QueuedCommunicator::all_to_all(plan::Group group, const void* x, void* y, c
     if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
     const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // rows of one member's tokens
     const std::int64_t narrow = attr.rows * attr.cols / (rows * parts) * element_bytes, half = rows / 2 * narrow;
-    const PartsShape shape{rows, {attr.pieces[0], attr.pieces[1], attr.pieces[2]}, parts};
+    PartsShape shape{rows, {}, parts};
+    std::copy(attr.pieces.begin(), attr.pieces.end(), shape.pieces);
     const Type type = element_bytes == 2 ? Type::bf16 : Type::f32;
     char* packed = slots(parts * rows * narrow);
     if (attr.to_heads) kernels_.split_columns(shape, {x, type}, {packed, type}, queued_);

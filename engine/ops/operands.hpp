@@ -76,5 +76,7 @@ void fp8_grouped_gemm(const OpContext& context);
 
 // The ops of routed tokens, from the router to the experts; add_kernels() calls it.
 void add_routed_kernels(Backend& backend);
+// Those of gated delta nets; add_kernels() calls it.
+void add_delta_kernels(Backend& backend);
 
 } // namespace moe::ops

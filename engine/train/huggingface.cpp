@@ -23,13 +23,17 @@ namespace {
 
 using WeightReader = std::function<std::vector<float>(const std::string& name)>;
 
-// The place of a parameter in a checkpoint: its element (r, c) is `shift` more than element offset + r * row_stride + c
-// * col_stride of a stored tensor of the given shape.
+// The place of a parameter in a checkpoint: its element (r, c) is `shift` more than element row(r) + c * col_stride of
+// a stored tensor of the given shape. Rows lie row_stride apart; of `run` rows each, where that is not 0, run_stride.
 struct Source {
     std::string name;
     std::vector<std::int64_t> shape;
     std::int64_t offset = 0, row_stride = 0, col_stride = 1;
     float shift = 0.0f;
+    std::int64_t run = 0, run_stride = 0;
+    std::int64_t row(std::int64_t r) const {
+        return run == 0 ? offset + r * row_stride : offset + r / run * run_stride + r % run * row_stride;
+    }
 };
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
@@ -87,17 +91,23 @@ std::vector<Source> sources(const model::Model& model, const std::string& name, 
     // MTP's projection of [embedding; hidden state] is one matrix there and two halves here.
     for (const char* half : {".embedding", ".hidden"})
         if (name.ends_with(std::string(".eh_proj.weight") + half))
-            return {{name.substr(0, name.size() - std::string(half).size()),
+            return {{families::checkpoint_name(model, name.substr(0, name.size() - std::string(half).size())),
                      {shape.rows, 2 * shape.cols},
                      half == std::string(".hidden") ? shape.cols : 0,
                      2 * shape.cols}};
     const std::string named = families::checkpoint_name(model, name);
-    const float shift = model.norms_from_one && name.ends_with("norm.weight") ? 1.0f : 0.0f;
+    const bool from_one = model.norms_from_one && name.ends_with("norm.weight") && !name.ends_with("attn.norm.weight");
+    const float shift = from_one ? 1.0f : 0.0f;
     const auto plain = [&](std::string at, std::vector<std::int64_t> stored, std::int64_t offset) {
         return Source{std::move(at), std::move(stored), offset, shape.cols, 1, shift};
     };
-    if (const families::JoinedRows joined = families::joined_rows(model, name); !joined.name.empty())
-        return {plain(joined.name, {joined.rows, shape.cols}, joined.first * shape.cols)};
+    if (const families::JoinedRows joined = families::joined_rows(model, name); !joined.name.empty()) {
+        std::vector<std::int64_t> stored{joined.rows, shape.cols};
+        if (joined.middle) stored.insert(stored.begin() + 1, 1);
+        Source source = plain(joined.name, std::move(stored), joined.first * shape.cols);
+        source.run = joined.run, source.run_stride = joined.stride * shape.cols;
+        return {source};
+    }
     const std::string prefix = part ? families::checkpoint_name(model, part->prefix) : "";
     if (const families::ExpertLayout layout = families::expert_layout(model);
         part && layout != families::ExpertLayout::each)
@@ -150,7 +160,7 @@ struct Found {
 // are far apart in the file, so are the rows close together: a column of them is read at once and its elements picked.
 void read_stored(const Found& found, std::int64_t first, std::span<float> out) {
     const Source& s = found.source;
-    if (s.col_stride == 1 && s.row_stride == found.cols)
+    if (s.col_stride == 1 && s.row_stride == found.cols && s.run == 0)
         return weights::read_floats(*found.tensor, s.name, s.offset + first, out);
     const auto count = static_cast<std::int64_t>(out.size());
     const std::int64_t row0 = first / found.cols, row1 = (first + count - 1) / found.cols;
@@ -158,7 +168,7 @@ void read_stored(const Found& found, std::int64_t first, std::span<float> out) {
         for (std::int64_t at = first; at < first + count;) {
             const std::int64_t row = at / found.cols, col = at % found.cols;
             const std::int64_t run = std::min(first + count - at, found.cols - col);
-            weights::read_floats(*found.tensor, s.name, s.offset + row * s.row_stride + col,
+            weights::read_floats(*found.tensor, s.name, s.row(row) + col,
                                  out.subspan(static_cast<std::size_t>(at - first), static_cast<std::size_t>(run)));
             at += run;
         }
@@ -216,6 +226,7 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
 std::map<std::string, std::string> repeated(const model::Model& model) {
     std::map<std::string, std::string> names;
     for (std::size_t i = 0; i < model.mtp.size(); ++i) {
+        if (model.norms_from_one) break; // Qwen3-Next and Qwen3.5 do not repeat them.
         const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
         const std::string table = families::checkpoint_name(model, "model.embed_tokens.weight");
         names[at + "embed_tokens.weight"] = table;
@@ -340,7 +351,7 @@ std::vector<float> gathered(const std::vector<PartOf>& parts, const WeightReader
         const std::vector<float> values = read(name);
         for (std::int64_t r = 0; r < shape.rows; ++r)
             for (std::int64_t c = 0; c < shape.cols; ++c)
-                all[static_cast<std::size_t>(source.offset + r * source.row_stride + c * source.col_stride)] =
+                all[static_cast<std::size_t>(source.row(r) + c * source.col_stride)] =
                     values[static_cast<std::size_t>(r * shape.cols + c)];
     }
     return all;

@@ -220,6 +220,7 @@ private:
         Beside forward; // an evaluation; null where there is none
         std::vector<weights::LocalParameter> parameters;
         std::vector<std::int32_t> positions; // positions of this rank's tokens in their sequence
+        std::vector<std::int32_t> sequence;  // those of whole sequences
         std::vector<std::int32_t> queries;   // those of attention's rows, where documents are masked
         std::vector<std::int32_t> tokens;    // tokens of one micro-batch, on their way to the device
         int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP

@@ -108,6 +108,8 @@ void add_activation(Kernels& table);
 void add_attention(Kernels& table);
 void add_attention_cached(Kernels& table);
 void add_balance(Kernels& table);
+void add_delta_conv(Kernels& table);
+void add_delta_rule(Kernels& table);
 void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);

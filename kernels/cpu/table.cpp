@@ -55,6 +55,8 @@ const Kernels& cpu_kernels() {
         cpu::add_attention(t);
         cpu::add_attention_cached(t);
         cpu::add_balance(t);
+        cpu::add_delta_conv(t);
+        cpu::add_delta_rule(t);
         cpu::add_deviate(t);
         cpu::add_embedding(t);
         cpu::add_gemm(t);

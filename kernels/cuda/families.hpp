@@ -14,6 +14,8 @@ void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
 void add_bias(Kernels& table);
 void add_elementwise(Kernels& table);
+void add_delta_conv(Kernels& table);
+void add_delta_rule(Kernels& table);
 void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);

@@ -65,11 +65,12 @@ void slots_to_rows(const SlotShape& s, Src slots, const std::int32_t* all_counts
 }
 
 // A warp per row and part.
-__global__ void __launch_bounds__(threads) parts_kernel(PartsShape s, Src from, Dst to, bool back) {
+__global__ void __launch_bounds__(threads)
+    parts_kernel(PartsShape s, std::int64_t columns, Src from, Dst to, bool back) {
     const std::int64_t item = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (item >= s.rows * s.parts) return;
     const int lane = static_cast<int>(threadIdx.x % warp_size);
-    const std::int64_t part = item / s.rows, row = item % s.rows, cols = s.pieces[0] + s.pieces[1] + s.pieces[2];
+    const std::int64_t part = item / s.rows, row = item % s.rows, cols = columns;
     std::int64_t wide = row * cols, packed = item * (cols / s.parts);
     for (const std::int64_t piece : s.pieces) {
         const std::int64_t share = piece / s.parts, at = wide + part * share;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(threads) parts_kernel(PartsShape s, Src from, 
 
 void move_parts(const PartsShape& s, Src from, Dst to, bool back, void* stream) {
     if (s.rows <= 0 || s.cols() <= 0) return;
-    parts_kernel<<<blocks_for(s.rows * s.parts, warps), threads, 0, stream_of(stream)>>>(s, from, to, back);
+    parts_kernel<<<blocks_for(s.rows * s.parts, warps), threads, 0, stream_of(stream)>>>(s, s.cols(), from, to, back);
     CUDA_CHECK(cudaGetLastError());
 }
 

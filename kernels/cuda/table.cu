@@ -48,6 +48,8 @@ const Kernels* cuda_kernels() {
         cuda::add_balance(t);
         cuda::add_bias(t);
         cuda::add_elementwise(t);
+        cuda::add_delta_conv(t);
+        cuda::add_delta_rule(t);
         cuda::add_deviate(t);
         cuda::add_embedding(t);
         cuda::add_gemm(t);

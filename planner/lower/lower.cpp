@@ -43,6 +43,9 @@ void add_io(program::Program& program, const plan::Plan& plan) {
             emit::add_flat(program, "document_positions", program::Dtype::i32, program::Storage::input, tokens);
         io.document_starts = emit::add_flat(program, "document_starts", program::Dtype::i32, program::Storage::input,
                                             plan.attention_rows());
+        if (plan.passes_states())
+            io.sequence_starts = emit::add_flat(program, "sequence_starts", program::Dtype::i32,
+                                                program::Storage::input, plan.seq * plan.mbs);
         for (std::size_t d = 0; d <= plan.model->mtp.size(); ++d) {
             io.label_shares.push_back(emit::add_flat(program, fmt::format("label_share{}", d), program::Dtype::f32,
                                                      program::Storage::input, 1));

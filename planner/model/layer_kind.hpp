@@ -68,7 +68,6 @@ struct Attention {
     bool norm_behind = false;   // qk_norm follows the rotation (Hunyuan)
     bool output_gate = false;   // sigmoid gate on the attention output (Qwen3-Next)
     bool head_gate = false;     // one such gate per head (Step-3.5)
-    bool gate_apart = false;    // output_gate has a projection of its own instead of half the queries' (AFMoE, Laguna)
     bool softplus_gate = false; // gates are a softplus instead of a sigmoid (Laguna)
     bool k_eq_v = false;        // no projection of values: keys serve as such (Gemma 4)
     std::optional<Rope> rope;   // where the layer turns by another base or scaling than the model's

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 
 #include <algorithm>
@@ -113,6 +114,12 @@ int context_inner(const Plan& plan) {
 std::int64_t Plan::attention_rows() const {
     const int trading = cp_comm == ContextComm::alltoall ? cp : context_inner(*this);
     return tokens_gathered() * trading;
+}
+
+bool Plan::passes_states() const {
+    return std::any_of(model->kinds.begin(), model->kinds.end(), [](const model::LayerKind& kind) {
+        return kind.attention.kind == model::AttentionKind::gated_delta;
+    });
 }
 
 int group_size(const Plan& plan, Group group) {

@@ -71,9 +71,15 @@ PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
     case model::AttentionKind::mla:
         return divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp");
     case model::AttentionKind::gated_delta:
-        if (PlanFault found = divides(attention.key_heads, "linear_num_key_heads", plan.tp, "tp", "heads % tp"))
-            return found;
-        return divides(attention.value_heads, "linear_num_value_heads", plan.tp, "tp", "heads % tp");
+        if (attention.out_lora > 0) // Kimi delta attention, which is only priced
+            return divides(attention.key_heads, "linear_num_key_heads", plan.tp, "tp", "heads % tp");
+        // Value heads are a multiple of them.
+        if (attention.key_heads % (plan.tp * plan.cp) != 0)
+            return fault("heads % tp cp",
+                         "linear_num_key_heads = {} of {} is not divisible by tp * cp = {} * {}: gated delta layers "
+                         "trade tokens for heads",
+                         attention.key_heads, plan.model->name, plan.tp, plan.cp);
+        return {};
     case model::AttentionKind::compressed:
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
             return found;

@@ -132,7 +132,9 @@ PlanFault check_context(const Plan& plan) {
     const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * trading;
     for (const model::LayerKind& kind : plan.model->kinds) {
         const model::Attention& a = kind.attention;
-        if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none) continue;
+        // Layers with a state trade tokens for heads whatever the others do.
+        const bool delta = a.kind == model::AttentionKind::gated_delta && a.out_lora == 0;
+        if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none || delta) continue;
         if (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)
             return fault("cp_comm", "cp_comm = {}: {} has attention without heads to split, use ring", name,
                          plan.model->name);

@@ -125,6 +125,22 @@ struct ScanAttr {
     double forward_bytes() const;
     double backward_bytes() const;
 };
+// A gated delta net (arXiv 2412.06464); kernels/kernel_args.hpp has its formulas.
+struct DeltaAttr {
+    std::int64_t rows = 0, batch = 1; // rows are position * batch + sequence, of whole sequences
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, kernel = 0;
+    int parts = 1;     // ranks of CP that share the heads of one rank of TP, whose weights each of them has whole
+    double eps = 1e-6; // of the gated norm
+
+    std::int64_t keys() const { return std::int64_t{key_heads} * key_dim; }
+    std::int64_t values() const { return std::int64_t{value_heads} * value_dim; }
+    std::int64_t convolved() const { return 2 * keys() + values(); }
+    std::int64_t projected() const { return convolved() + values() + 2 * value_heads; }
+    // Elements of the memory that the rule's kernels share, forward or for its gradients.
+    std::int64_t work(bool grad) const;
+    // Of the rule forward: reading, changing and asking the state, and a chunk's inner products.
+    double flops() const;
+};
 // Columns [from, from + cols) of x are copied to, or added to, columns [to, to + cols) of y.
 struct ColumnsAttr {
     std::int64_t cols = 0, from = 0, to = 0;
@@ -205,14 +221,15 @@ struct AllToAllAttr {
     bool to_heads = true; // x: tokens -> heads, or back
     int parts = 1;
     std::int64_t rows = 0, cols = 0;      // shape of x
-    std::array<std::int64_t, 3> pieces{}; // columns, on the side of tokens; unused ones are 0
+    std::array<std::int64_t, 6> pieces{}; // columns, on the side of tokens; unused ones are 0
 };
 struct CopyAttr {
     std::int64_t elements = 0;
 };
-using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
-                          ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
-                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
-                          GroupedBiasAttr, QuantizeAttr, ScanAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr>;
+using Attr =
+    std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
+                 ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
+                 AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr, ScanAttr,
+                 DeltaAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr>;
 
 } // namespace moe::program

@@ -39,10 +39,18 @@ enum class OpKind : std::uint8_t {
     // Sparse attention (cost only): its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse.
     pick_keys, // index q[S, n d], index k[Sk, d], w[S, n] -> keys[S, top k] i32: those of the largest sum over heads
                // of w * relu(q k); AttentionAttr
-    pick_keys_grad,     // q, k, lse, index q, index k, w, keys -> dindex q, dindex k, dw: of the divergence between the
-                        // indexer's and the attention's distribution over the keys that were picked
-    scan,               // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
-    scan_grad,          // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
+    pick_keys_grad, // q, k, lse, index q, index k, w, keys -> dindex q, dindex k, dw: of the divergence between the
+                    // indexer's and the attention's distribution over the keys that were picked
+    scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
+    scan_grad,      // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
+    // Gated delta nets; p is the projection's row and starts[S] where the document of a row begins; DeltaAttr.
+    short_conv,         // p[S, W], w[C, kernel], [starts] -> c[S, C] = silu(convolution of p's first C columns)
+    short_conv_grad,    // dc[S, C], p, w, [starts] -> dp[S, W] (columns of c), +dw
+    delta_rule,         // c, p, a_log[n], dt_bias[n], [starts] -> o[S, n dv], work
+    delta_rule_grad,    // do, c, p, a_log, dt_bias, [starts] -> dc, dp (columns of gates), +da_log, +ddt_bias, work
+    gated_norm,         // o, p, w[dv] -> y[S, n dv] = norm(o) * silu(z)
+    gated_norm_grad,    // dy, o, p, w -> do, dp (columns of z), +dw
+    delta_cached,       // p, w, a_log, dt_bias, positions -> o, +window of the convolution, +state: generation
     activation,         // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
     sigmoid_scale,      // y, g -> y * sigmoid(g): each gate is of as many neighbours as there are; GateAttr

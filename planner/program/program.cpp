@@ -151,6 +151,20 @@ const char* to_string(OpKind kind) {
         return "scan";
     case OpKind::scan_grad:
         return "scan_grad";
+    case OpKind::short_conv:
+        return "short_conv";
+    case OpKind::short_conv_grad:
+        return "short_conv_grad";
+    case OpKind::delta_rule:
+        return "delta_rule";
+    case OpKind::delta_rule_grad:
+        return "delta_rule_grad";
+    case OpKind::gated_norm:
+        return "gated_norm";
+    case OpKind::gated_norm_grad:
+        return "gated_norm_grad";
+    case OpKind::delta_cached:
+        return "delta_cached";
     case OpKind::activation:
         return "activation";
     case OpKind::activation_grad:
@@ -357,6 +371,18 @@ double ScanAttr::forward_bytes() const {
 double ScanAttr::backward_bytes() const {
     const double d = heads * head_dim, g = groups * state, s = d * state / chunk, c = groups * chunk;
     return static_cast<double>(rows) * (42.0 * d + 42.0 * g + 38.0 * s + 28.0 * c);
+}
+
+std::int64_t DeltaAttr::work(bool grad) const {
+    constexpr std::int64_t chunk = 64; // delta_chunk of kernels/kernel_args.hpp
+    const std::int64_t k = key_dim, v = value_dim, chunks = (rows / batch + chunk - 1) / chunk;
+    const std::int64_t each = 2 * chunk + (grad ? 3 * k + 2 * v : k + v);
+    return batch * value_heads * chunks * (chunk * each + (grad ? 2 * k * v : 0));
+}
+
+double DeltaAttr::flops() const {
+    const double per_head = 3.0 * key_dim * value_dim + 64.0 * (key_dim + value_dim);
+    return 2.0 * static_cast<double>(rows) * value_heads * per_head;
 }
 
 } // namespace moe::program

@@ -117,6 +117,7 @@ struct ProgramIo {
     // which the document of attention's query begins. Of each depth of labels [1]: those that there would be without
     // masks over those that count in the whole global batch, 0 where none does.
     TensorId document_positions = no_tensor, document_starts = no_tensor;
+    TensorId sequence_starts = no_tensor; // where the document of each row of whole sequences begins: gated delta nets
     TensorId chunk_starts = no_tensor; // where the chunk of each row's query begins, or its document if that is later
     std::vector<TensorId> label_shares;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight

@@ -148,6 +148,8 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     if (attention != nullptr && attention->documents && plan::stack_traits(plan_).takes_attention_scratch)
         return plain_attention_seconds(rates, op);
     if (attention != nullptr) return attention_seconds(rates, op, gemm_precision(op, program));
+    if (op.kind == program::OpKind::delta_rule || op.kind == program::OpKind::delta_rule_grad)
+        return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
 }
 

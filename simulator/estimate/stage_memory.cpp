@@ -157,7 +157,9 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
 
 double micro_batch_input_bytes(const plan::Plan& plan) {
     const auto tokens = static_cast<double>(plan.tokens_gathered());
-    const double documents = plan.masks_documents() ? tokens + static_cast<double>(plan.attention_rows()) : 0.0;
+    const double states = plan.passes_states() ? static_cast<double>(plan.seq * plan.mbs) : 0.0;
+    const double documents =
+        plan.masks_documents() ? tokens + states + static_cast<double>(plan.attention_rows()) : 0.0;
     const auto chunked = [](const model::LayerKind& kind) { return kind.attention.chunk > 0; };
     const bool chunks = std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(), chunked);
     return 4.0 * (tokens * (2.0 + static_cast<double>(plan.model->mtp.size())) + documents +

@@ -49,6 +49,9 @@ const char* class_of(program::OpKind kind) {
     case program::OpKind::sort_rows:
     case program::OpKind::unsort_rows:
         return "rows";
+    case program::OpKind::delta_rule:
+    case program::OpKind::delta_rule_grad:
+        return "delta rules";
     case program::OpKind::scan:
     case program::OpKind::scan_grad:
         return "scans";

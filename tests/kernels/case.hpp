@@ -97,6 +97,7 @@ Vec plus(Vec a, const Vec& b);
 // The cases that the benchmark times, at sizes of a small model's layer.
 std::vector<Case> activation_benchmarks();
 std::vector<Case> attention_benchmarks();
+std::vector<Case> delta_benchmarks();
 std::vector<Case> gemm_benchmarks();
 std::vector<Case> loss_benchmarks();
 std::vector<Case> norm_benchmarks();

@@ -38,17 +38,14 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     case model::AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
                            v = static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim;
-        // The output gate of Qwen3-Next doubles the query projection.
-        const std::int64_t q_rows = a_.output_gate && !a_.gate_apart ? 2 * q : q;
-        std::vector<program::Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
+        std::vector<program::Parameter> in{dense(at + "q_proj.weight", q, h, 0, 0.02),
                                            dense(at + "k_proj.weight", k, h, 0, 0.02)};
         if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
-        if (a_.head_gate || (a_.output_gate && a_.gate_apart))
-            in.push_back(dense(at + "g_proj.weight", a_.head_gate ? heads : heads * a_.v_dim, h, 0, 0.02));
+        if (gated()) in.push_back(dense(at + "g_proj.weight", a_.head_gate ? heads : heads * a_.v_dim, h, 0, 0.02));
         set.declare(key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
             set.declare(key_ + ".qkv_bias",
-                        {dense(at + "q_proj.bias", q_rows, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
+                        {dense(at + "q_proj.bias", q, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
                          dense(at + "v_proj.bias", v, 1, 0, 0.0)},
                         false, false);
         if (a_.qk_norm && !a_.plain_qk_norm) {
@@ -83,6 +80,8 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     case model::AttentionKind::none:
         return;
     case model::AttentionKind::gated_delta:
+        if (delta()) return declare_delta(set);
+        [[fallthrough]];
     case model::AttentionKind::compressed: {
         const auto [in, out] = mixer_rows();
         set.declare(key_ + ".qkv", {dense(at + "in_proj.weight", in, h, 0, 0.02)}, true);
@@ -115,14 +114,14 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
         o = mamba_core(b, normed);
         break;
     default:
-        o = mixer_core(b, normed);
+        o = delta() ? delta_core(b, normed) : mixer_core(b, normed);
         break;
     }
     b.module = program::Module::attn_out;
     out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
     // Attention's backward keeps its BF16 output anyway, of which gates make another.
-    out_.shared_input = gates_ == program::no_tensor;
+    out_.shared_input = gates_ == program::no_tensor && !delta();
     program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
@@ -165,7 +164,7 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         dnormed = mamba_core_backward(b, doutput);
         break;
     default:
-        dnormed = mixer_core_backward(b, doutput);
+        dnormed = delta() ? delta_core_backward(b, doutput) : mixer_core_backward(b, doutput);
         break;
     }
     b.module = program::Module::layernorm;

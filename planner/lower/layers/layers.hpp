@@ -41,10 +41,14 @@ program::TensorId emit_activation(emit::Builder& b, const program::ActivationAtt
                                   double expected_rows);
 
 // Columns of heads that lie side by side in a row; none: the row is one piece.
-using HeadPieces = std::array<std::int64_t, 3>;
+using HeadPieces = std::array<std::int64_t, 6>;
 // All-to-all among n ranks of CP: x[T, W] -> y[n T, W/n], or back.
 void exchange_heads(emit::Builder& b, plan::Group group, program::TensorId x, program::TensorId y, bool to_heads,
                     HeadPieces pieces = {});
+// All tokens of a share of the heads among the ranks of CP, for a state that passes through the whole sequence, or
+// back; the identity without CP.
+program::TensorId over_context(emit::Builder& b, program::TensorId x, const std::string& name, bool to_heads,
+                               const HeadPieces& pieces = {});
 
 // Self-attention: x -> x + out_proj(attention(norm(x))).
 class AttentionLayer {
@@ -63,8 +67,7 @@ private:
     program::TensorId gate(emit::Builder& b, program::TensorId output);
     program::TensorId gate_backward(emit::Builder& b, program::TensorId dgated);
     std::int64_t gate_columns(int tp) const; // of a row, on one rank
-    // Gates inside the projection of queries (Qwen3-Next) are priced as its columns alone.
-    bool gated() const { return a_.gate_apart || a_.head_gate; }
+    bool gated() const { return a_.output_gate || a_.head_gate; }
     program::TensorId gqa_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId mla_core(emit::Builder& b, program::TensorId normed);
     program::TensorId mla_core_backward(emit::Builder& b, program::TensorId doutput);
@@ -82,9 +85,15 @@ private:
     void declare_mamba(emit::ParameterSet& set) const;
     program::TensorId mamba_core(emit::Builder& b, program::TensorId normed);
     program::TensorId mamba_core_backward(emit::Builder& b, program::TensorId doutput);
-    program::TensorId
-    mixer_core(emit::Builder& b,
-               program::TensorId normed); // gated delta net and compressed attention: priced, not executed
+    // Kimi delta attention, whose gates come from latents, is not executed.
+    bool delta() const { return a_.kind == model::AttentionKind::gated_delta && a_.out_lora == 0; }
+    void declare_delta(emit::ParameterSet& set) const;
+    program::TensorId delta_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId delta_cached(emit::Builder& b);
+    program::TensorId delta_core_backward(emit::Builder& b, program::TensorId doutput);
+    static std::vector<program::TensorId> with_starts(const emit::Builder& b, std::vector<program::TensorId> in);
+    program::TensorId mixer_core(emit::Builder& b,
+                                 program::TensorId normed); // Kimi delta and compressed attention: priced, not executed
     program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId attend(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
                              program::AttentionAttr attr, program::TensorId sinks);
@@ -108,7 +117,7 @@ private:
     int layer_;
     Norm norm_, post_norm_, q_norm_, kv_norm_;
     emit::Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
-    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_;
+    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_, conv_, a_log_, dt_bias_;
     program::TensorId qkv_raw_ = program::no_tensor, head_rstd_ = program::no_tensor,
                       kv_down_full_ = program::no_tensor;
     // Gates of the output [S, gate columns] and their gradient, what they gate, norms over all heads and their input.
@@ -121,6 +130,7 @@ private:
     program::RopeAttr rope_;
     program::MlaRopeAttr mla_rope_;
     program::ScanAttr scan_;
+    program::DeltaAttr delta_;
     // Sparse attention: the indexer's projections, what it compares, what it picked.
     emit::Linear index_q_, index_k_, index_weights_;
     Norm index_norm_;

@@ -20,18 +20,6 @@ Widths widths_of(const model::Attention& a, int tp) {
             static_cast<std::int64_t>(a.key_heads) * a.key_dim / tp, a.value_heads / tp};
 }
 
-// All tokens of a share of the heads, since a state passes through the whole sequence, or back; the identity without
-// CP.
-program::TensorId over_context(emit::Builder& b, program::TensorId x, const std::string& name, bool to_heads) {
-    const int cp = b.plan().cp;
-    if (cp == 1) return x;
-    const program::Tensor of = b.at(x);
-    const program::TensorId y = to_heads ? b.tensor(name, of.dtype, of.rows * cp, of.cols / cp)
-                                         : b.tensor(name, of.dtype, of.rows / cp, of.cols * cp);
-    exchange_heads(b, emit::groups::context, x, y, to_heads);
-    return y;
-}
-
 } // namespace
 
 void AttentionLayer::declare_mamba(emit::ParameterSet& set) const {

@@ -131,9 +131,7 @@ std::pair<std::int64_t, std::int64_t> AttentionLayer::mixer_rows() const {
     if (a_.kind == model::AttentionKind::gated_delta) {
         const std::int64_t keys = static_cast<std::int64_t>(a_.key_heads) * a_.key_dim,
                            values = static_cast<std::int64_t>(a_.value_heads) * a_.value_dim;
-        if (a_.out_lora > 0)
-            return {rows((2 * keys + values + a_.value_heads) * h + a_.out_lora * (2 * h + keys + values)), values};
-        return {rows((2 * keys + 2 * values + 2 * a_.value_heads) * h), values};
+        return {rows((2 * keys + values + a_.value_heads) * h + a_.out_lora * (2 * h + keys + values)), values};
     }
     const std::int64_t q = static_cast<std::int64_t>(a_.q_lora) * (h + heads * a_.qk_dim);
     // Compressed keys need their own projection (overlapping blocks take two), the indexer queries and keys of its own.

@@ -51,6 +51,9 @@ public:
         case program::OpKind::attention:
             for (std::size_t i = 0; i < 3; ++i) visit(op.in[i], plan::offload::core_attn);
             return;
+        case program::OpKind::delta_rule:
+            visit(op.in[0], plan::offload::core_attn);
+            return;
         case program::OpKind::grouped_gemm:
             if (grouped_++ == 0) visit(op.in[0], plan::offload::expert_fc1);
             return;

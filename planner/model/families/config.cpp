@@ -118,14 +118,21 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
 std::string attention_obstacle(const model::Attention& attention) {
     if (attention.kind == model::AttentionKind::gated_delta && attention.out_lora > 0)
         return "linear_attn_config: no Kimi delta attention yet";
-    if (attention.kind == model::AttentionKind::gated_delta)
-        return "layer_types = linear_attention: no gated delta net yet";
+    if (attention.kind == model::AttentionKind::gated_delta) {
+        constexpr int widest = 128; // columns of a head that kernels on GPUs hold
+        if (attention.key_dim > widest)
+            return fmt::format("linear_key_head_dim = {}: only up to {} is trained", attention.key_dim, widest);
+        if (attention.value_dim > widest)
+            return fmt::format("linear_value_head_dim = {}: only up to {} is trained", attention.value_dim, widest);
+        constexpr int most_taps = 8; // of the convolution, which they hold as well
+        if (attention.conv_kernel > most_taps)
+            return fmt::format("linear_conv_kernel_dim = {}: only up to {} is trained", attention.conv_kernel,
+                               most_taps);
+    }
     if (attention.kind == model::AttentionKind::compressed)
         return "compress_ratios: no compressed sparse attention yet";
     if (attention.kind == model::AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
     if (attention.k_eq_v) return "attention_k_eq_v = true: not trained yet";
-    if (attention.output_gate && !attention.gate_apart)
-        return "attention output gate in the projection of queries: not trained yet";
     if (attention.rope) {
         if (std::string text = rope_obstacle(attention.rope->scaling); !text.empty()) return text;
     }

@@ -61,6 +61,7 @@ constexpr std::array renames{
 std::string_view names_of(std::string_view architecture) {
     if (architecture == "BailingMoeV2ForCausalLM") return "BailingMoeForCausalLM";
     if (architecture == "GraniteMoeSharedForCausalLM") return "GraniteMoeForCausalLM";
+    if (architecture == "Qwen3_5MoeForCausalLM") return "Qwen3_5ForCausalLM";
     return architecture;
 }
 
@@ -79,11 +80,64 @@ const model::LayerKind* kind_of(const model::Model& model, const std::string& na
     return &model.kinds[static_cast<std::size_t>(layer < layers ? model.layers[layer] : model.mtp[layer - layers])];
 }
 
+bool has_delta_layers(std::string_view family) {
+    return family == "Qwen3NextForCausalLM" || family == "Qwen3_5ForCausalLM";
+}
+
+// Multi-token prediction of Qwen3-Next and Qwen3.5 is a module beside the layers.
+std::string qwen_mtp_name(const model::Model& model, const std::string& name) {
+    const std::string at = "model.layers." + std::to_string(model.layers.size()) + ".";
+    if (model.mtp.empty() || !name.starts_with(at)) return name;
+    std::string rest = name.substr(at.size());
+    for (const auto& [ours, theirs] : {std::pair{"enorm.", "pre_fc_norm_embedding."},
+                                       {"hnorm.", "pre_fc_norm_hidden."},
+                                       {"eh_proj.", "fc."},
+                                       {"shared_head.norm.", "norm."}})
+        if (rest.starts_with(ours)) return "mtp." + replaced(rest, ours, theirs);
+    return "mtp.layers.0." + rest;
+}
+
+// The parts of a projection that Qwen3-Next keeps head by head and Qwen3.5 one behind another; and queries with gates.
+JoinedRows joined_delta(const model::Model& model, const model::Attention& a, const std::string& name) {
+    const std::size_t at = name.rfind('.', name.size() - std::string("weight").size() - 2) + 1;
+    const std::string leaf = name.substr(at, name.size() - at - std::string(".weight").size());
+    const auto in = [&](const char* matrix, std::int64_t first, std::int64_t rows) {
+        return JoinedRows{checkpoint_name(model, name.substr(0, at) + matrix + ".weight"), first, rows};
+    };
+    const auto by_heads = [](JoinedRows rows, std::int64_t run, std::int64_t stride) {
+        rows.run = run, rows.stride = stride;
+        return rows;
+    };
+    if (a.kind == model::AttentionKind::gqa && a.output_gate && (leaf == "q_proj" || leaf == "g_proj"))
+        return by_heads(in("q_proj", leaf == "q_proj" ? 0 : a.qk_dim, std::int64_t{2} * a.heads * a.qk_dim), a.qk_dim,
+                        std::int64_t{2} * a.qk_dim);
+    if (a.kind != model::AttentionKind::gated_delta) return {};
+    const std::int64_t keys = std::int64_t{a.key_heads} * a.key_dim, values = std::int64_t{a.value_heads} * a.value_dim;
+    const std::size_t part = leaf.empty() ? std::string::npos : std::string("qkvzba").find(leaf.back());
+    const std::int64_t behind[] = {0, keys, 2 * keys};
+    if (leaf.starts_with("conv1d_")) {
+        JoinedRows conv = in("conv1d", behind[part], 2 * keys + values);
+        conv.middle = true;
+        return conv;
+    }
+    if (!leaf.starts_with("in_proj_")) return {};
+    if (model.architecture != "Qwen3NextForCausalLM")
+        return part < 3 ? in("in_proj_qkv", behind[part], 2 * keys + values) : JoinedRows{};
+    const std::int64_t share = a.value_heads / a.key_heads, value = share * a.value_dim, key = a.key_dim;
+    if (part > 3) return by_heads(in("in_proj_ba", part == 4 ? 0 : share, 2LL * a.value_heads), share, 2 * share);
+    const std::int64_t first[] = {0, key, 2 * key, 2 * key + value};
+    return by_heads(in("in_proj_qkvz", first[part], 2 * (keys + values)), part < 2 ? key : value, 2 * (key + value));
+}
+
 } // namespace
 
 std::string checkpoint_name(const model::Model& model, const std::string& name) {
     std::string text = name;
     const std::string_view family = names_of(model.architecture);
+    if (has_delta_layers(family)) text = qwen_mtp_name(model, text);
+    // Beside towers the language model has a name of its own.
+    if (family == "Qwen3_5ForCausalLM" && !model.left_out.empty() && text.starts_with("model."))
+        text = replaced(std::move(text), "model.", "model.language_model.");
     for (const Rename& rename : renames)
         if (rename.architecture == family) text = replaced(std::move(text), rename.from, rename.to);
     return text;
@@ -93,6 +147,7 @@ JoinedRows joined_rows(const model::Model& model, const std::string& name) {
     const std::string_view family = names_of(model.architecture);
     const model::LayerKind* kind = kind_of(model, name);
     if (kind == nullptr) return {};
+    if (has_delta_layers(family) && name.ends_with(".weight")) return joined_delta(model, kind->attention, name);
     if (family == "GraniteMoeForCausalLM" && kind->moe)
         for (const char* part : {"shared_experts.gate_proj.", "shared_experts.up_proj."})
             if (name.find(part) != std::string::npos)
@@ -119,7 +174,9 @@ JoinedRows joined_rows(const model::Model& model, const std::string& name) {
 ExpertLayout expert_layout(const model::Model& model) {
     const std::string_view family = names_of(model.architecture);
     if (family == "GraniteMoeForCausalLM") return ExpertLayout::gated;
-    if (family == "Mistral4ForCausalLM") return ExpertLayout::fused;
+    // Qwen3.5 beside towers; its class of the language model alone saves each expert.
+    if (family == "Mistral4ForCausalLM" || (family == "Qwen3_5ForCausalLM" && !model.left_out.empty()))
+        return ExpertLayout::fused;
     if (family == "Llama4ForCausalLM") return ExpertLayout::transposed;
     if (family == "DbrxForCausalLM") return ExpertLayout::rows;
     return ExpertLayout::each;

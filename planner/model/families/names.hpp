@@ -14,10 +14,13 @@ namespace moe::families {
 std::string checkpoint_name(const model::Model& model, const std::string& name);
 
 // The matrix that holds a projection beside others, queries, keys and values or a shared expert's gate and up, in this
-// order: its rows, and those before this projection. Empty name: the projection is a matrix of its own.
+// order: its rows, and those before this projection. Empty name: the projection is a matrix of its own. Where heads
+// have their parts side by side, the projection's rows are runs of `run` rows, `stride` rows from start to start.
 struct JoinedRows {
     std::string name;
     std::int64_t first = 0, rows = 0;
+    std::int64_t run = 0, stride = 0; // 0: one run
+    bool middle = false;              // its shape is [rows, 1, columns]: a convolution
 };
 JoinedRows joined_rows(const model::Model& model, const std::string& name);
 
@@ -25,7 +28,7 @@ JoinedRows joined_rows(const model::Model& model, const std::string& name);
 enum class ExpertLayout {
     each,       // a tensor for every expert, as the Program names them
     gated,      // Granite: [E, 2 f, h] and [E, h, f], gate before up
-    fused,      // Mistral 4: the same under the names of transformers 5
+    fused,      // Mistral 4, Qwen3.5: the same under the names of transformers 5
     transposed, // Llama 4: [E, h, 2 f] and [E, f, h]
     rows,       // DBRX: gate and up [E f, h] each, and down [E f, h]
 };

@@ -126,7 +126,11 @@ void read_hybrid(const JsonObject& json, model::Model& model, bool has_experts) 
     read_common(json, model, 1e-6, 10000.0);
     model::Attention full = read_gqa(json, model, 0.25);
     full.qk_norm = true;
-    full.output_gate = true;
+    full.output_gate = json.boolean_or("attn_output_gate", true);
+    full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
+    if (full.qkv_bias && full.output_gate)
+        model.not_executable = "attention_bias = true beside gates in the projection of queries: not trained yet";
+    model.norms_from_one = true;
     const model::Attention linear = read_gated_delta(json);
     std::vector<model::LayerKind> kinds;
     if (has_experts) {

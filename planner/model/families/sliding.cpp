@@ -204,7 +204,7 @@ void read_afmoe(const JsonObject& json, model::Model& model) {
     pattern.sparse = after(integer_or(json, "num_dense_layers", 1, 0, max_layers), layers);
     integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
     model::Attention full = read_gqa(json, model);
-    full.qk_norm = full.output_gate = full.gate_apart = true;
+    full.qk_norm = full.output_gate = true;
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
     if (json.boolean_or("mup_enabled", false)) model.embedding_scale = std::sqrt(static_cast<double>(model.hidden));
     model::Attention window = full;
@@ -281,7 +281,6 @@ void read_laguna_gate(const JsonObject& json, model::Attention& attention) {
     if (gate != "per-head" && gate != "per-element")
         json.refuse_value(key, "must be true, false, per-head or per-element");
     (gate == "per-head" ? attention.head_gate : attention.output_gate) = true;
-    attention.gate_apart = attention.output_gate;
 }
 
 } // namespace

@@ -249,6 +249,42 @@ TEST_CASE("a type that holds no weights is refused before anything is read") {
     CHECK(mentions(message([&] { train::load_weights(trainer, folder / "hf"); }), "is stored as I32"));
 }
 
+TEST_CASE("gated delta nets: the matrices of both generations, towers beside them, multi-token prediction") {
+    struct Generation {
+        Fields fields;
+        std::vector<std::string> names;
+    };
+    const std::string at = "model.layers.0.linear_attn.";
+    const std::vector<Generation> generations{
+        {{{"num_nextn_predict_layers", "1"}},
+         {at + "in_proj_qkvz.weight", at + "in_proj_ba.weight", at + "conv1d.weight", at + "A_log", at + "norm.weight",
+          "model.layers.0.mlp.experts.7.down_proj.weight", "mtp.fc.weight", "mtp.pre_fc_norm_hidden.weight",
+          "mtp.layers.0.linear_attn.in_proj_qkvz.weight", "mtp.norm.weight"}},
+        {{{"architectures", R"(["Qwen3_5MoeForCausalLM"])"}},
+         {at + "in_proj_qkv.weight", at + "in_proj_z.weight", at + "in_proj_a.weight"}},
+        {{{"architectures", R"(["Qwen3_5MoeForConditionalGeneration"])"},
+          {"text_config", R"({"model_type": "qwen3_5_moe_text"})"},
+          {"vision_config", R"({"depth": 2})"}},
+         {"model.language_model.layers.0.linear_attn.in_proj_qkv.weight",
+          "model.language_model.layers.3.mlp.experts.gate_up_proj", "model.language_model.embed_tokens.weight",
+          "lm_head.weight"}}};
+    for (const Generation& generation : generations) {
+        const Folder folder;
+        const auto model = small_model("qwen3next", generation.fields);
+        CAPTURE(model->architecture);
+        train::Trainer first(small_plan(model, 1, {}), seeded(3)),
+            many(small_plan(model, 8, {{"tp", "2"}, {"ep", "4"}, {"cp", "2"}}), seeded(4));
+        train::export_weights(first, folder / "hf");
+        const std::vector<std::string> names = weights::StoredWeights(folder / "hf").names();
+        for (const std::string& name : generation.names) {
+            CAPTURE(name);
+            CHECK(std::find(names.begin(), names.end(), name) != names.end());
+        }
+        CHECK(train::describe(train::load_weights(many, folder / "hf")) == "");
+        check_equal(first, many);
+    }
+}
+
 TEST_CASE("a vocabulary grows: new tokens begin as the mean of the others, under every plan") {
     for (const char* kind : {"qwen3", "gptoss", "deepseek3-mtp"}) {
         CAPTURE(kind);

@@ -156,7 +156,20 @@ TEST_CASE("parity: factors, gates, norms of all heads, LayerNorm, rotations by l
                                           "hunyuan", "ernie", "dbrx",  "mistral4", "llama4"};
     for (std::size_t i = 0; i < models.size(); ++i) check_plans(models[i], {plans[i % plans.size()]});
     check_plans("nemotron", {{{"tp", "4"}}});
+    check_plans("qwen3.5", {{{"tp", "2"}, {"cp", "4"}, {"recompute", "core_attn"}}});
     check_plans("gpt", {{{"tp", "2"}, {"cp", "2"}, {"pp", "2"}}});
+}
+
+TEST_CASE("parity: gated delta nets") {
+    check_plans("qwen3next", {
+                                 {{"tp", "4"}, {"ep", "8"}, {"mbs", "2"}},
+                                 {{"cp", "2"}, {"cp_comm", "alltoall"}, {"tp", "2"}, {"ep", "4"}},
+                                 {{"cp", "8"}, {"ep", "2"}, {"etp", "2"}},
+                                 {{"pp", "2"}, {"cp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                                 {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}},
+                                 {{"tp", "2"}, {"ep", "2"}, {"offload", "core_attn"}},
+                             });
+    check_plans("qwen3next", {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
 }
 
 TEST_CASE("parity: routing weights behind FC2") {

@@ -58,7 +58,7 @@ void draw_balance(Dice& dice, RandomCase& c) {
     if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
 }
 
-bool is_dense(const std::string& model) { return model == "llama" || model == "nemotron"; }
+bool is_dense(const std::string& model) { return model == "llama" || model == "nemotron" || model == "qwen3.5"; }
 
 // A list as JSON with a word drawn for every layer.
 std::string drawn_list(Dice& dice, int layers, std::initializer_list<const char*> words) {
@@ -75,9 +75,9 @@ const char* experts_field(const std::string& model) {
 }
 
 void draw_model(Dice& dice, RandomCase& c) {
-    c.model =
-        dice.of({"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama", "olmoe",
-                 "granite", "afmoe", "laguna", "nemotron", "mimo", "mistral4", "ernie", "llama4", "hunyuan"});
+    c.model = dice.of({"qwen3",    "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",  "gptoss",
+                       "llama",    "olmoe", "granite",   "afmoe",         "laguna",    "nemotron", "mimo",
+                       "mistral4", "ernie", "llama4",    "hunyuan",       "qwen3next", "qwen3.5"});
     const int layers = dice.of({1, 2, 3, 4});
     c.config.emplace_back("num_hidden_layers", number(layers));
     const int heads = dice.of({4, 8, 16});
@@ -91,6 +91,13 @@ void draw_model(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) c.plan.emplace_back("documents", "mask");
     if (c.model == "laguna" || c.model == "afmoe")
         c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"sliding_attention\"", "\"full_attention\""}));
+    if (c.model == "qwen3next" || c.model == "qwen3.5") {
+        c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"linear_attention\"", "\"full_attention\""}));
+        const int keys = dice.of({2, 4, 8});
+        c.config.emplace_back("linear_num_key_heads", number(keys));
+        c.config.emplace_back("linear_num_value_heads", number(keys * dice.of({1, 2, 3})));
+        c.config.emplace_back("linear_conv_kernel_dim", dice.of({"1", "2", "4"}));
+    }
     if (c.model == "laguna") c.config.emplace_back("gating", dice.of({"true", "\"per-element\""}));
     if (c.model == "mimo") {
         c.config.emplace_back("hybrid_layer_pattern", drawn_list(dice, layers, {"0", "1"}));

@@ -111,6 +111,19 @@ const std::map<std::string, std::string>& configs() {
             "head_dim": 8, "intermediate_size": 16, "intermediate_size_mlp": 64, "num_local_experts": 8, "num_experts_per_tok": 2,
             "interleave_moe_layer_step": 1, "attention_chunk_size": 5, "no_rope_layer_interval": 2, "floor_scale": 6,
             "attn_scale": 0.5)"},
+        // Gated delta nets on two layers of three, gates inside the projection of queries, norms that are stored
+        // less 1.
+        {"qwen3next",
+         R"("architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32, "norm_topk_prob": true, "partial_rotary_factor": 0.5,
+            "full_attention_interval": 3, "linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 6,
+            "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4)"},
+        // The same before dense MLPs.
+        {"qwen3.5", R"("architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_key_value_heads": 4,
+            "head_dim": 8, "intermediate_size": 64, "partial_rotary_factor": 0.5, "full_attention_interval": 2,
+            "linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 8,
+            "linear_conv_kernel_dim": 3)"},
         {"llama",
          R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 4, "intermediate_size": 64)"},
     };

@@ -82,7 +82,7 @@ constexpr Published published[] = {
      R"({"architectures": ["PhiMoEForCausalLM"], "attention_bias": true, "hidden_size": 4096, "intermediate_size":
      6400, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads":
      8, "num_local_experts": 16, "sliding_window": 2047, "tie_word_embeddings": false, "vocab_size": 32064})"},
-    {"Qwen3.5-122B-A10B", 122, 10, false,
+    {"Qwen3.5-122B-A10B", 122, 10, true,
      R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "text_config":
      {"attn_output_gate": true, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 3072,
      "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 64,
@@ -91,7 +91,7 @@ constexpr Published published[] = {
      "num_hidden_layers": 48, "num_key_value_heads": 2, "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta":
      10000000, "rope_type": "default"}, "shared_expert_intermediate_size": 1024, "tie_word_embeddings": false,
      "vocab_size": 248320}, "vision_config": {"depth": 27}})"},
-    {"Qwen3.5-397B-A17B", 397, 17, false,
+    {"Qwen3.5-397B-A17B", 397, 17, true,
      R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "text_config":
      {"attn_output_gate": true, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 4096,
      "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 64,

@@ -159,12 +159,13 @@ TEST_CASE("what execute cannot train is named, with what would run where one cha
     CHECK(read(mixtral(R"("sliding_window": 4096)")).not_executable.empty());
     CHECK(read(mixtral(R"("hidden_act": "gelu")")).not_executable.empty());
     CHECK(moe::families::load_model("GPT-OSS-20B").not_executable.empty());
-    for (const char* name : {"Qwen3-Next-80B-A3B", "DeepSeek-V4-Flash", "Grok-1", "GPT3-175B"}) {
+    for (const char* name : {"DeepSeek-V4-Flash", "Grok-1", "GPT3-175B"}) {
         CAPTURE(name);
         CHECK_FALSE(moe::families::load_model(name).not_executable.empty());
     }
-    for (const char* name : {"Qwen3-30B-A3B", "Qwen2-57B-A14B", "Mixtral-8x7B", "Kimi-K2", "DeepSeek-V2-Lite",
-                             "Llama3-8B", "Llama4-Scout", "Nemotron-4-15B", "GPT-MLM-1.7B", "DBRX", "MiniMax-M2"}) {
+    for (const char* name :
+         {"Qwen3-30B-A3B", "Qwen2-57B-A14B", "Mixtral-8x7B", "Kimi-K2", "DeepSeek-V2-Lite", "Llama3-8B", "Llama4-Scout",
+          "Nemotron-4-15B", "GPT-MLM-1.7B", "DBRX", "MiniMax-M2", "Qwen3-Next-80B-A3B"}) {
         CAPTURE(name);
         CHECK(moe::families::load_model(name).not_executable.empty());
     }

@@ -75,7 +75,7 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::plan::Plan& p) { p.fp8_scaling = moe::plan::Fp8Scaling::delayed; }) == "stack: fp8_scaling");
     CHECK(check([](moe::plan::Plan& p) { p.head_precision = moe::machine::Precision::mxfp8; }) ==
           "stack: head_precision");
-    const Check other{plan_on("Qwen3-Next-80B-A3B", "cpu-local", "moe-plan"), check.stack};
+    const Check other{plan_on("Grok-1", "cpu-local", "moe-plan"), check.stack};
     CHECK(other([](moe::plan::Plan& p) { p.precision = moe::machine::Precision::fp32; }) == "stack: model");
     CHECK(moe::stack::check_stack(other.plan, check.stack).message.find(other.plan.model->not_executable) !=
           std::string::npos);

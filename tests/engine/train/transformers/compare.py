@@ -57,6 +57,11 @@ LAGUNA = dict(num_key_value_heads=4, head_dim=16, num_attention_heads_per_layer=
                                      "original_max_position_embeddings": 32},
                   "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}})
 
+DELTA = dict(num_key_value_heads=4, head_dim=16, linear_num_key_heads=4, linear_num_value_heads=8,
+             linear_key_head_dim=12, linear_value_head_dim=16, linear_conv_kernel_dim=4,
+             layer_types=["linear_attention", "full_attention", "linear_attention"],
+             rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5})
+
 SPLIT = ["gpus=8", "tp=2", "ep=4", "mbs=2"]
 STAGES = ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]
 DENSE_SPLIT = ["gpus=4", "tp=2", "mbs=1"]
@@ -180,6 +185,11 @@ CASES = {
                                              topk_group=1, head_dim=24, rope_parameters=dict(
                                                  YARN["rope_parameters"], llama_4_scaling_beta=0.3,
                                                  original_max_position_embeddings=10)), SPLIT),
+    "qwen3-next": ("Qwen3NextForCausalLM", dict(COMMON, **EXPERTS, **DELTA, shared_expert_intermediate_size=48), SPLIT),
+    "qwen3-next-context": ("Qwen3NextForCausalLM", dict(COMMON, **EXPERTS, **DELTA, shared_expert_intermediate_size=48),
+                           ["gpus=8", "tp=2", "cp=2", "pp=2", "mbs=2"]),
+    "qwen3.5": ("Qwen3_5ForCausalLM", dict(COMMON, **DELTA), DENSE_SPLIT),
+    "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", dict(COMMON, **EXPERTS, **DELTA, shared_expert_intermediate_size=48), SPLIT),
     "llama4": ("Llama4ForCausalLM", dict(COMMON, num_key_value_heads=4, head_dim=16, num_local_experts=8,
                                          num_experts_per_tok=1, intermediate_size_mlp=96, interleave_moe_layer_step=1,
                                          use_qk_norm=True, attention_chunk_size=12, attn_temperature_tuning=True,
@@ -250,7 +260,8 @@ def make_model(class_name, fields):
     with torch.no_grad():
         for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
             if "norm" in name.split(".")[-2]:
-                tensor.copy_(1.0 + 0.2 * torch.randn_like(tensor))
+                from_one = hasattr(config, "linear_num_key_heads") and not name.endswith("linear_attn.norm.weight")
+                tensor.copy_((0.0 if from_one else 1.0) + 0.2 * torch.randn_like(tensor))
             elif name.endswith("bias"):  # e_score_correction_bias is a buffer
                 tensor.copy_(0.1 * torch.randn_like(tensor))
             elif "inv_freq" not in name:
@@ -279,12 +290,34 @@ NAMES = {
 }
 
 
+def delta_parts(config, name, grad):
+    """The parts of a gated delta net's matrices, and queries beside their gates; None: the matrix is one of ours."""
+    at, leaf = name[:-len(".weight")].rpartition(".")[::2]
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    k, v, share = config.linear_key_head_dim, config.linear_value_head_dim, values // keys
+    if leaf == "q_proj":
+        q, g = grad.reshape(config.num_attention_heads, 2, config.head_dim, -1).transpose(0, 1).flatten(1, 2)
+        return [(f"{at}.q_proj.weight", q), (f"{at}.g_proj.weight", g)]
+    if leaf in ("in_proj_qkv", "conv1d"):
+        parts = grad.reshape(grad.shape[0], -1).split([keys * k, keys * k, values * v])
+        stem = "conv1d_" if leaf == "conv1d" else "in_proj_"
+        return [(f"{at}.{stem}{p}.weight", g) for p, g in zip("qkv", parts)]
+    if leaf in ("in_proj_qkvz", "in_proj_ba"):
+        rows = [k, k, share * v, share * v] if leaf == "in_proj_qkvz" else [share, share]
+        parts = grad.reshape(keys, -1, grad.shape[-1]).split(rows, dim=1)
+        return [(f"{at}.in_proj_{p}.weight", g.flatten(0, 1)) for p, g in zip(leaf[len("in_proj_"):], parts)]
+    return None
+
+
 def parts_of(model, name, grad):
     """The matrices of a Program that lie in a parameter of a class, under the Program's names."""
     kind = type(model).__name__
     for theirs, ours in NAMES.get(kind, []):
         name = name.replace(theirs, ours)
     layer = name.rsplit(".self_attn", 1)[0]
+    if hasattr(model.config, "linear_num_key_heads") and name.endswith(".weight"):
+        if parts := delta_parts(model.config, name, grad):
+            return parts
     if name.endswith("eh_proj.weight"):
         return zip((name + ".embedding", name + ".hidden"), grad.chunk(2, dim=1))
     if name.endswith("Wqkv.weight"):
