@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/parameters.hpp"
 #include "planner/lower/passes/first_gradients.hpp"
+#include "simulator/estimate/step_parts.hpp"
 #include "simulator/replay/contention.hpp"
 #include "simulator/replay/ranks.hpp"
 
@@ -298,37 +299,18 @@ private:
         (turn.forward() ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
     }
 
-    // The times when each rank's gradient of the embedding table holds its copies' as well; 0 where there is nothing to
-    // add.
-    std::vector<double> add_tables() {
-        std::vector<double> done(ranks_.size(), 0.0);
-        const std::size_t n = model_.table_holders.size();
-        if (n < 2) return done;
-        const auto holder = [this](std::size_t i) -> Rank& {
-            return ranks_[static_cast<std::size_t>(model_.table_holders[i])];
-        };
-        std::vector<double> here(n), added(n), arrived(n);
-        for (std::size_t i = 0; i < n; ++i) here[i] = added[i] = std::max(holder(i).clocks.device, holder(i).data_free);
-        for (std::size_t step = 0; step + 1 < n; ++step) {
-            for (std::size_t i = 0; i < n; ++i)
-                arrived[(i + 1) % n] = std::max(here[i], holder(i).clocks.host) + model_.table_message;
-            for (std::size_t i = 0; i < n; ++i) {
-                holder(i).clocks.host += 3.0 * model_.step_launch; // launches of the send, receive and add
-                added[i] =
-                    std::max({added[i], arrived[i], holder(i).clocks.host - model_.step_launch}) + model_.table_add;
-            }
-            here = arrived;
-        }
-        for (std::size_t i = 0; i < n; ++i) done[static_cast<std::size_t>(model_.table_holders[i])] = added[i];
-        return done;
-    }
-
     // Norm over all ranks, then the optimizer.
     std::vector<RankPlay> finish() {
         double meet = 0.0;
         std::vector<double> last;
-        for (Rank& rank : ranks_) rank.play.issued = rank.clocks.host;
-        const std::vector<double> tables = add_tables();
+        std::vector<double> ready;
+        std::vector<double*> hosts;
+        for (Rank& rank : ranks_) {
+            rank.play.issued = rank.clocks.host;
+            ready.push_back(std::max(rank.clocks.device, rank.data_free));
+            hosts.push_back(&rank.clocks.host);
+        }
+        const std::vector<double> tables = tables_added(model_, ready, hosts);
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             Rank& rank = ranks_[r];
             last.push_back(rank.clocks.device);
@@ -367,7 +349,6 @@ private:
     void update(Rank& rank) const {
         double copied = rank.clocks.device;
         const auto copy = [&](double ready, double seconds) {
-            if (seconds == 0.0) return;
             copied = std::max({copied, ready, rank.clocks.host}) + seconds;
             rank.clocks.host += model_.step_launch;
         };
@@ -381,25 +362,19 @@ private:
         };
         passes::each_op_behind_norm(rank.buckets.size(), is_muon, [&](std::size_t i, passes::StepWork work) {
             const double seconds = (*rank.buckets[i])[work];
-            switch (work) {
-            case passes::StepWork::update:
+            if (work == passes::StepWork::update) return compute(there[i], seconds);
+            if (seconds == 0.0) {
+                if (work == passes::StepWork::fetch) there[i] = copied;
+                return;
+            }
+            if (work == passes::StepWork::join) return optimize(rank, there[i], seconds);
+            if (work == passes::StepWork::collect || work == passes::StepWork::orthogonalize)
                 return compute(there[i], seconds);
-            case passes::StepWork::spread:
-                if (seconds == 0.0) return;
-                spread = std::max({spread, rank.clocks.device, rank.clocks.host}) + seconds;
+            if (work == passes::StepWork::spread) {
+                spread = there[i] = std::max({spread, rank.clocks.device, rank.clocks.host}) + seconds;
                 rank.clocks.host += model_.step_launch;
                 rank.collectives.emplace_back(spread - seconds, spread);
-                there[i] = spread;
                 return;
-            case passes::StepWork::join:
-                if (seconds > 0.0) optimize(rank, there[i], seconds);
-                return;
-            case passes::StepWork::collect:
-            case passes::StepWork::orthogonalize:
-                if (seconds > 0.0) compute(there[i], seconds);
-                return;
-            default:
-                break;
             }
             copy(work == passes::StepWork::fetch ? copied : rank.clocks.device, seconds);
             if (work == passes::StepWork::fetch) there[i] = copied;

@@ -212,4 +212,26 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& 
     return model;
 }
 
+std::vector<double> tables_added(const StepModel& model, const std::vector<double>& ready,
+                                 const std::vector<double*>& hosts) {
+    std::vector<double> done(ready.size(), 0.0);
+    const std::size_t n = model.table_holders.size();
+    if (n < 2) return done;
+    const auto rank = [&](std::size_t i) { return static_cast<std::size_t>(model.table_holders[i]); };
+    std::vector<double> here(n), added(n), arrived(n);
+    for (std::size_t i = 0; i < n; ++i) here[i] = added[i] = ready[rank(i)];
+    for (std::size_t step = 0; step + 1 < n; ++step) {
+        for (std::size_t i = 0; i < n; ++i)
+            arrived[(i + 1) % n] = std::max(here[i], *hosts[rank(i)]) + model.table_message;
+        for (std::size_t i = 0; i < n; ++i) {
+            double& host = *hosts[rank(i)];
+            host += 3.0 * model.step_launch; // launches of the send, receive and add
+            added[i] = std::max({added[i], arrived[i], host - model.step_launch}) + model.table_add;
+        }
+        here = arrived;
+    }
+    for (std::size_t i = 0; i < n; ++i) done[rank(i)] = added[i];
+    return done;
+}
+
 } // namespace moe::estimate

@@ -23,4 +23,9 @@ std::vector<passes::BucketSize> stage_buckets(SegmentCache& cache, const plan::P
 // Slot times of every distinct stage, messages, and what opens and closes the step.
 StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& plan, Orders& orders);
 
+// The times when each rank's gradient of the embedding table holds its copies' as well, which go around the holders; 0
+// where there is nothing to add. ready: seconds by rank; hosts: what each rank's host has issued by then, moved on.
+std::vector<double> tables_added(const StepModel& model, const std::vector<double>& ready,
+                                 const std::vector<double*>& hosts);
+
 } // namespace moe::estimate
