@@ -251,6 +251,16 @@ struct Kernels {
     void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, const float* overflow,
                   float* master, Dst m, Dst v, Dst w, void* stream);
 
+    // Muon (arXiv 2502.16982 section 2.2), where it differs from AdamW; what is not written then is not written here.
+    // m = momentum m + g times the clip factor, and g becomes the update of Nesterov: that gradient + momentum m.
+    void (*momentum)(double momentum, float* g, const float* s, const float* hyper, const float* overflow, Dst m,
+                     std::int64_t n, void* stream);
+    // y = x / max(sqrt(s[0]), eps of hyper); y may be x.
+    void (*unit)(Src x, const float* s, const float* hyper, Dst y, std::int64_t n, void* stream);
+    // master -= lr * rate * (factor o + decay master), of AdamShape, all of whose elements decay; [w] as in adamw.
+    void (*orthogonal_step)(const AdamShape& shape, double factor, Src o, const float* s, const float* hyper,
+                            const float* overflow, float* master, Dst w, void* stream);
+
     void (*cast)(Src x, Dst y, std::int64_t n, void* stream);
     // dst = srcs[0] + srcs[1] + ... in this order, in FP32; dst may be one of them.
     void (*reduce_sum)(Dst dst, const void* const* srcs, int sources, std::int64_t n, Type type, void* stream);

@@ -311,6 +311,7 @@ void add_kernels(Backend& backend) {
     add_routed_kernels(backend);
     add_delta_kernels(backend);
     add_fp8_kernels(backend);
+    add_muon_kernels(backend);
     const auto set = [&](program::OpKind kind, OpFunction function) {
         backend.table[static_cast<std::size_t>(kind)] = function;
     };

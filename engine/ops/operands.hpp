@@ -74,6 +74,9 @@ void add_fp8_kernels(Backend& backend);
 void fp8_gemm(const OpContext& context, const GemmShape& shape);
 void fp8_grouped_gemm(const OpContext& context);
 
+// Momentum and Newton-Schulz; add_kernels() calls it.
+void add_muon_kernels(Backend& backend);
+
 // The ops of routed tokens, from the router to the experts; add_kernels() calls it.
 void add_routed_kernels(Backend& backend);
 // Those of gated delta nets; add_kernels() calls it.

@@ -228,7 +228,9 @@ void Executor::run(const program::OpWalk& at, void* stream, bool boxes) {
                            0,
                            std::max(reserved_sms_, at.reserved_sms()),
                            at.merged()};
-    const bool updates = op.kind == program::OpKind::adamw || op.kind == program::OpKind::expert_bias;
+    const bool updates = op.kind == program::OpKind::adamw || op.kind == program::OpKind::expert_bias ||
+                         op.kind == program::OpKind::momentum || op.kind == program::OpKind::collect ||
+                         op.kind == program::OpKind::newton_schulz;
     if (updates || (op.kind == program::OpKind::sum_squares && !parts_.empty())) {
         const std::size_t bucket = bucket_of(op);
         context.shard_offset = bucket_offset_[bucket];
@@ -286,11 +288,12 @@ void Executor::count_tokens(const program::Op& op) {
     for (std::size_t e = 0; e < experts; ++e) routed_tokens_[layer][e] += counts[e];
 }
 
-// The bucket whose master an op updates, or whose gradients it squares.
+// The bucket whose master an op updates, or whose gradients it squares or turns into updates.
 std::size_t Executor::bucket_of(const program::Op& op) const {
-    const bool squares = op.kind == program::OpKind::sum_squares;
+    if (const auto* muon = std::get_if<program::MuonAttr>(&op.attr)) return static_cast<std::size_t>(muon->bucket);
+    const bool gradients = op.kind == program::OpKind::sum_squares || op.kind == program::OpKind::momentum;
     for (std::size_t i = 0; i < program_.buckets.size(); ++i)
-        if (squares ? program_.buckets[i].gradient_shard == op.in[0] : program_.buckets[i].master == op.out[0])
+        if (gradients ? program_.buckets[i].gradient_shard == op.in[0] : program_.buckets[i].master == op.out[0])
             return i;
     fail("the optimizer works on a tensor that is no bucket's");
 }

@@ -143,6 +143,11 @@ std::vector<std::string> check_resume(const std::string& path, const weights::Ru
     };
     const auto decay = [](double ema) { return ema > 0.0 ? fmt::format("{}", ema) : std::string("none"); };
     if (stored.ema < now.ema || now.ema < stored.ema) compare.differs("ema", decay(stored.ema), decay(now.ema));
+    const auto optimizer = [](bool muon) { return muon ? "muon" : "adamw"; };
+    if (stored.muon != now.muon) {
+        compare.differs("optimizer", optimizer(stored.muon), optimizer(now.muon));
+        compare.say(fmt::format("{}: the moments of the matrices of layers begin at zero", path));
+    }
     if (stored.freeze != now.freeze) compare.differs("freeze", texts(stored.freeze), texts(now.freeze));
     if (stored.lr_groups != now.lr_groups) compare.differs("lr_group", texts(stored.lr_groups), texts(now.lr_groups));
     const data::DataPosition &before = stored.data, &data = now.data;

@@ -16,6 +16,7 @@ struct ResumedRun {
     data::DataPosition data;                              // at its first sample
     std::vector<std::string> freeze = {}, lr_groups = {}; // as RunState's
     double ema = 0.0;                                     // likewise
+    bool muon = false;                                    // likewise
 };
 
 // Compares the model's fields, the datasets, their blend, their order and the seed. Throws Error (bad_input) naming the

@@ -158,6 +158,7 @@ public:
         std::int64_t rows = 0, cols = 1;
     };
     const std::map<std::string, Shape>& parameters() const { return shapes_; }
+    // Muon leaves its update in the place of a matrix' gradient.
     std::vector<float> read_gradient(const std::string& name) const;
     std::vector<float> read_weight(const std::string& name) const;
     std::vector<float> read_average(const std::string& name) const; // of a run with options.ema

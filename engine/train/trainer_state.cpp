@@ -14,12 +14,12 @@ std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>
     std::vector<weights::Slice> slices;
     for (const weights::LocalParameter& p : parameters) {
         if (p.pieces.empty() || p.copy) continue;
-        weights::Slice slice{p.name, p.rows, p.cols, {}, 0, {}};
+        weights::Slice slice{p.name, p.rows, p.cols, {}, 0, {}, p.one_moment};
         for (const weights::Piece& piece : p.pieces) {
             weights::add_run(slice.runs, piece.global, piece.count);
             slice.elements += piece.count;
         }
-        for (const weights::StateKind kind : weights::kinds_of(averages))
+        for (const weights::StateKind kind : weights::kinds_of(averages, p.one_moment))
             slice.values[static_cast<std::size_t>(kind)].resize(static_cast<std::size_t>(slice.elements));
         slices.push_back(std::move(slice));
     }
@@ -86,9 +86,19 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 void Trainer::snapshot(weights::Snapshot& out) const {
-    out.state = {
-        done_, samples_,     options_.seed,  plan_.model->name,     plan_.model->config_json,     last_load_,
-        {},    bad_.norms(), bad_.skipped(), options_.rules.freeze, options_.rules.group_texts(), options_.ema};
+    out.state = {done_,
+                 samples_,
+                 options_.seed,
+                 plan_.model->name,
+                 plan_.model->config_json,
+                 last_load_,
+                 {},
+                 bad_.norms(),
+                 bad_.skipped(),
+                 options_.rules.freeze,
+                 options_.rules.group_texts(),
+                 options_.ema,
+                 plan_.optimizer.muon};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -101,7 +111,7 @@ void Trainer::snapshot(weights::Snapshot& out) const {
             if (p.pieces.empty() || p.copy) continue;
             const program::Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
             weights::Slice& slice = slices.slices[next++];
-            for (const weights::StateKind kind : weights::kinds_of(options_.ema > 0.0)) {
+            for (const weights::StateKind kind : weights::kinds_of(options_.ema > 0.0, p.one_moment)) {
                 float* to = slice.values[static_cast<std::size_t>(kind)].data();
                 // Before the first step the average is the weight.
                 const bool average = kind == weights::StateKind::average && rank.average.started();
@@ -136,8 +146,13 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
         for_each_piece(name, [&, &name = name](const Rank& r, const program::Bucket& bucket,
                                                const weights::Piece& piece) {
             values.resize(static_cast<std::size_t>(piece.count));
-            for (const weights::StateKind kind : weights::kinds_of(false)) {
-                checkpoint.read(name, kind, piece.global, values);
+            // Moments of another optimizer mean something else: they begin at zero.
+            const bool other = checkpoint.shapes().at(name).one_moment != bucket.is_muon();
+            for (const weights::StateKind kind : weights::kinds_of(false, bucket.is_muon())) {
+                if (other && kind != weights::StateKind::weight)
+                    std::fill(values.begin(), values.end(), 0.0f);
+                else
+                    checkpoint.read(name, kind, piece.global, values);
                 weights::store_state(program_of(r), bucket, *r.arena, kind, piece.shard, values.data(), piece.count);
                 if (options_.forward_only) break; // The weight is the first.
             }

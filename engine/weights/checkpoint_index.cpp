@@ -42,9 +42,10 @@ Runs run_of(const std::vector<std::int64_t>& v, std::int64_t total, const JsonOb
     return r;
 }
 
-IndexedTensor read_tensor(const JsonObject& of, std::size_t shards, std::size_t kinds) {
+IndexedTensor read_tensor(const JsonObject& of, std::size_t shards, bool averages) {
     const std::vector<std::int64_t> shape = of.integers("shape", 2, 1, most_elements);
-    IndexedTensor tensor{shape[0], shape[1], {}};
+    IndexedTensor tensor{shape[0], shape[1], {}, of.states("moments") && of.integer("moments", 1, 2) == 1};
+    const std::vector<StateKind> kinds = kinds_of(averages, tensor.one_moment);
     if (tensor.rows > most_elements / tensor.cols) of.refuse_value("shape", "has too many elements");
     const std::int64_t total = tensor.rows * tensor.cols;
     std::int64_t held = 0;
@@ -59,8 +60,9 @@ IndexedTensor read_tensor(const JsonObject& of, std::size_t shards, std::size_t 
             if (slice.elements > total)
                 one.refuse_value("runs", fmt::format("hold more than the tensor's {} elements", total));
         }
-        const std::vector<std::int64_t> sums = one.integers("crc32c", kinds, 0, most_checksum);
-        for (std::size_t k = 0; k < sums.size(); ++k) slice.checksums[k] = static_cast<std::uint32_t>(sums[k]);
+        const std::vector<std::int64_t> sums = one.integers("crc32c", kinds.size(), 0, most_checksum);
+        for (std::size_t k = 0; k < sums.size(); ++k)
+            slice.checksums[static_cast<std::size_t>(kinds[k])] = static_cast<std::uint32_t>(sums[k]);
         held += slice.elements;
         if (held > total) of.refuse_value("slices", fmt::format("hold more than the tensor's {} elements", total));
         tensor.slices.push_back(std::move(slice));
@@ -134,6 +136,11 @@ RunState read_state(const JsonObject& index) {
         if (state.norms.size() > most_norms) bad.refuse_value("norms", "holds too many");
     }
     if (index.states("ema")) state.ema = index.number("ema", 0.0, 1.0);
+    if (index.states("optimizer")) {
+        const std::string name = index.string("optimizer");
+        state.muon = name == "muon";
+        if (!state.muon && name != "adamw") index.refuse_value("optimizer", "is neither adamw nor muon");
+    }
     if (index.states("freeze")) state.freeze = index.strings("freeze");
     if (index.states("lr_groups")) state.lr_groups = index.strings("lr_groups");
     return state;
@@ -167,8 +174,7 @@ CheckpointIndex read_index(const std::string& path) {
     }
     const JsonObject tensors = index.object("tensors");
     for (const std::string& name : tensors.keys())
-        result.tensors.emplace(
-            name, read_tensor(tensors.object(name), result.shards.size(), kinds_of(result.state.averages()).size()));
+        result.tensors.emplace(name, read_tensor(tensors.object(name), result.shards.size(), result.state.averages()));
     return result;
 }
 
@@ -201,6 +207,7 @@ std::string part_text(const RankSlices& rank) {
                     engine::crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
         part[slice.name] = {
             {"shape", {slice.rows, slice.cols}}, {"runs", std::move(runs)}, {"crc32c", std::move(sums)}};
+        if (slice.one_moment) part[slice.name]["moments"] = 1;
     }
     return json_text(part);
 }
@@ -214,6 +221,7 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
         for (auto& [name, slice] : part.items()) {
             Json& tensor = tensors[name];
             tensor["shape"] = slice.at("shape");
+            if (slice.contains("moments")) tensor["moments"] = slice.at("moments");
             tensor["slices"].push_back({{"shard", rank}, {"runs", slice.at("runs")}, {"crc32c", slice.at("crc32c")}});
         }
     }
@@ -232,6 +240,7 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
     if (!state.norms.empty() || state.skipped > 0)
         index["bad_steps"] = {{"skipped", state.skipped}, {"norms", state.norms}};
     if (state.averages()) index["ema"] = state.ema;
+    if (state.muon) index["optimizer"] = "muon";
     if (!state.freeze.empty()) index["freeze"] = state.freeze;
     if (!state.lr_groups.empty()) index["lr_groups"] = state.lr_groups;
     if (!state.data.datasets.empty()) index["data"] = position_json(state.data);

@@ -62,7 +62,8 @@ std::vector<LocalParameter> local_parameters(const program::Program& program, co
                                               : mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank) *
                                                         local_experts[p.name] +
                                                     p.local_expert;
-        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, p.copy, {}};
+        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, p.copy,
+                             bucket.is_muon(),       {}};
         const std::int64_t own = bucket.elements / bucket.group_size;
         const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;
         const std::int64_t begin = std::max(p.offset, first),
@@ -188,6 +189,7 @@ void initialize_parameters(const program::Program& program, const std::vector<Lo
         for (const program::TensorId id :
              {bucket.weights, bucket.gradients, tensor_of(bucket, StateKind::weight),
               tensor_of(bucket, StateKind::exp_avg), tensor_of(bucket, StateKind::exp_avg_sq)}) {
+            if (id == program::no_tensor) continue;
             const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
             arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
         }

@@ -7,7 +7,6 @@
 #include "planner/program/fwd.hpp"
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +30,7 @@ struct LocalParameter {
     double init_std = 0.0;
     bool ones = false;
     bool copy = false;         // whether it is a stage's copy of a weight that another stage speaks for
+    bool one_moment = false;   // Muon's: it has no exp_avg_sq
     std::vector<Piece> pieces; // Padding rows belong to no piece.
 };
 
@@ -38,15 +38,19 @@ struct LocalParameter {
 // of it; the pieces of all ranks, copies of other stages aside, cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank);
 
-// The states that are kept of each parameter: the FP32 master weight and AdamW's moments, and where the run averages
-// its weights that average, which lies in no bucket.
+// The states that are kept of each parameter: the FP32 master weight and AdamW's moments (Muon has exp_avg alone), and
+// where the run averages its weights that average, which lies in no bucket.
 enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq, average };
 inline constexpr int state_kind_count = 4;
 inline constexpr StateKind state_kinds[] = {StateKind::weight, StateKind::exp_avg, StateKind::exp_avg_sq,
                                             StateKind::average};
-// The kinds that a run has.
-inline std::span<const StateKind> kinds_of(bool averages) {
-    return std::span(state_kinds).first(averages ? state_kind_count : state_kind_count - 1);
+// The kinds that a run has; one_moment: of a weight that Muon moves.
+inline std::vector<StateKind> kinds_of(bool averages, bool one_moment = false) {
+    std::vector<StateKind> kinds;
+    for (const StateKind kind : state_kinds)
+        if ((averages || kind != StateKind::average) && !(one_moment && kind == StateKind::exp_avg_sq))
+            kinds.push_back(kind);
+    return kinds;
 }
 const char* to_string(StateKind kind);
 

@@ -115,6 +115,7 @@ void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_layer_norm(Kernels& table);
 void add_loss(Kernels& table);
+void add_muon(Kernels& table);
 void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);

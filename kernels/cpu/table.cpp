@@ -62,6 +62,7 @@ const Kernels& cpu_kernels() {
         cpu::add_gemm(t);
         cpu::add_layer_norm(t);
         cpu::add_loss(t);
+        cpu::add_muon(t);
         cpu::add_norm(t);
         cpu::add_optimizer(t);
         cpu::add_permute(t);

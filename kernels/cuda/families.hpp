@@ -24,6 +24,7 @@ void forget_gemm_stream(void* stream);
 void add_layer_norm(Kernels& table);
 void add_loss(Kernels& table);
 void add_mla_rope(Kernels& table);
+void add_muon(Kernels& table);
 void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);

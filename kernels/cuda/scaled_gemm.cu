@@ -2,6 +2,7 @@
 // element by element in FP32.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/sm90/launch.cuh"
 #include "kernels/cuda/sm90/scaled_gemm.cuh"
 
@@ -63,7 +64,7 @@ void sm90_scaled_gemm(const ScaledShape& s, const Operands& x, Dst c, int multip
                           sm90::map_of<std::uint8_t>(x.b, s.k, s.n, s.groups),
                           sm90::map_of<__nv_bfloat16>(c.data, s.n, s.capacity, 1)};
     const auto n = static_cast<int>(s.n), k = static_cast<int>(s.k), capacity = static_cast<int>(s.capacity);
-    const sm90::Grouped p{s.groups, 0, n, k, capacity, x.counts};
+    const sm90::Grouped p{s.groups, 0, n, k, capacity, x.counts, claims_of(stream)};
     using sm90::Pair;
     sm90::with_fastest<scaled_tiles, sm90::ScaledConfig<192, 4, 3, Pair::along_n>,
                        sm90::ScaledConfig<256, 4, 2, Pair::along_n>, sm90::ScaledConfig<128, 6, 2, Pair::along_n>>(

@@ -13,6 +13,7 @@ namespace {
 constexpr int slots = 8;
 
 __device__ __align__(256) float memory[slots][scratch_floats]; // 32 MiB, and every device holds its own
+__device__ int claims[slots][32];                              // of each the first, on a line of its own
 
 using Owner = std::pair<int, cudaStream_t>; // The default stream has one handle on all devices.
 
@@ -26,15 +27,17 @@ Owners& owners() {
 }
 
 // Asking for the address may load the module, which a capture of this thread would forbid.
-float* start_of_memory() {
+template <class T>
+void* address_of(const T& symbol) {
     void* start = nullptr;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-    const cudaError_t status = cudaGetSymbolAddress(&start, memory);
+    const cudaError_t status = cudaGetSymbolAddress(&start, symbol);
     CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
     CUDA_CHECK(status);
-    return static_cast<float*>(start);
+    return start;
 }
+float* start_of_memory() { return static_cast<float*>(address_of(memory)); }
 
 float* free_slot(const std::map<Owner, float*>& of) {
     float* const start = start_of_memory();
@@ -59,6 +62,11 @@ float* scratch_of(cudaStream_t stream) {
     float* const slot = free_slot(owners().of);
     owners().of.emplace(owner, slot);
     return slot;
+}
+
+int* claims_of(cudaStream_t stream) {
+    const std::ptrdiff_t slot = (scratch_of(stream) - start_of_memory()) / scratch_floats;
+    return static_cast<int*>(address_of(claims)) + slot * 32;
 }
 
 void forget_scratch(cudaStream_t stream) {

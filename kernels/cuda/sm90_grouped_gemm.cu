@@ -3,6 +3,7 @@
 #include "kernels/cuda/sm90/launch.cuh"
 
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/scratch.hpp"
 
 namespace moe::cuda {
 namespace {
@@ -61,6 +62,7 @@ void launch(const Call& call) {
     sm90::with_fastest<kinds, Configs...>(product, call.multiprocessors, [&](auto c) {
         using C = decltype(c);
         Grouped p = product;
+        p.claims = claims_of(call.stream);
         Maps maps = maps_of(call, C::swapped);
         if (C::swapped) std::swap(p.m, p.n), std::swap(maps.a, maps.b);
         sm90::launch<C>(sm90::grouped_kernel<C>, call.multiprocessors, call.stream, maps, p, call.c);
@@ -93,8 +95,8 @@ bool takes(const GroupedShape& s, Src a, Src b, Dst c) {
 
 bool sm90_grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* counts, Dst c, cudaStream_t stream) {
     if (!takes(s, a, b, c)) return false;
-    // Clusters go through their tiles without looking at how far others are: one that finds its place taken by
-    // something else begins when the first have ended, and the product takes twice as long.
+    // A cluster that finds its place taken by something else begins late, with the one tile that is its own from the
+    // start: the product would end as late as that tile.
     const int multiprocessors = sm90::multiprocessors() - s.reserved_sms / 2 * 2;
     if (multiprocessors <= 0) return false;
     const Call call{s, a, b, counts, c, multiprocessors, stream};

@@ -55,6 +55,7 @@ const Kernels* cuda_kernels() {
         cuda::add_gemm(t);
         cuda::add_layer_norm(t);
         cuda::add_loss(t);
+        cuda::add_muon(t);
         cuda::add_norm(t);
         cuda::add_optimizer(t);
         cuda::add_permute(t);

@@ -329,7 +329,7 @@ program::Program lower_forward(const plan::Plan& plan, int pipeline_rank, const 
     for (const program::Bucket& bucket : program.buckets) {
         if (!what.alone || bucket.staging != program::no_tensor) continue;
         for (const program::TensorId id : {bucket.gradients, bucket.exp_avg, bucket.exp_avg_sq})
-            program.tensors[static_cast<std::size_t>(id)].rows = 0;
+            if (id != program::no_tensor) program.tensors[static_cast<std::size_t>(id)].rows = 0;
     }
     return program;
 }

@@ -126,11 +126,14 @@ CudaGraph cuda_graph_from_string(const std::string& text) {
     return static_cast<CudaGraph>(set_from_string(graph_names, "cuda_graph scope", text));
 }
 
-std::string to_string(const OptimizerChoice& choice) { return choice.bf16_moments ? "adamw+bf16_moments" : "adamw"; }
+std::string to_string(const OptimizerChoice& choice) {
+    return std::string(choice.muon ? "muon" : "adamw") + (choice.bf16_moments ? "+bf16_moments" : "");
+}
 
 OptimizerChoice optimizer_from_string(const std::string& text) {
-    constexpr std::array names{"adamw", "adamw+bf16_moments"};
-    return {position(names, "optimizer", text) == 1};
+    constexpr std::array names{"adamw", "adamw+bf16_moments", "muon"};
+    const auto choice = position(names, "optimizer", text);
+    return {choice == 1, choice == 2};
 }
 
 namespace recompute {

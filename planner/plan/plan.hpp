@@ -48,6 +48,8 @@ struct RouterTraining {
 
 struct OptimizerChoice {
     bool bf16_moments = false; // exp_avg and exp_avg_sq stored as BF16 instead of FP32
+    // Muon (arXiv 2502.16982) for the matrices of layers, which then keep one FP32 moment; AdamW for everything else.
+    bool muon = false;
     bool operator==(const OptimizerChoice&) const = default;
 };
 
@@ -148,7 +150,7 @@ struct Plan {
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
 };
 
-// "adamw" (FP32 moments) or "adamw+bf16_moments".
+// "adamw" (FP32 moments), "adamw+bf16_moments" or "muon".
 std::string to_string(const OptimizerChoice& choice);
 OptimizerChoice optimizer_from_string(const std::string& text);
 

@@ -150,6 +150,12 @@ PlanFault check_context(const Plan& plan) {
 PlanFault check_communication(const Plan& plan) {
     if (plan.fsdp && plan.hardware->cpu)
         return fault("fsdp", "fsdp = on: ranks of {} share one memory, use off", plan.hardware->name);
+    if (plan.optimizer.muon && plan.optimizer.bf16_moments)
+        return fault("optimizer", "optimizer = {}: BF16 moments are AdamW's, use muon", to_string(plan.optimizer));
+    if (plan.optimizer.muon && plan.reshards())
+        return fault("optimizer",
+                     "optimizer = muon: it orthogonalizes whole gradients, of which fsdp = on keeps shards alone: use "
+                     "fsdp = off");
     if (plan.reshards() && plan.ep_overlap)
         return fault("fsdp",
                      "fsdp = on: without a pipeline it excludes ep_overlap = on, whose merged layers would need "

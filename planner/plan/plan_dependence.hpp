@@ -27,6 +27,7 @@ enum class As : std::uint8_t {
     fixed, // the field is the same wherever anything is kept
     value,
     many,    // only whether it is more than one
+    muon,    // of the optimizer only whether it is Muon
     sharded, // the value, where the plan reshards; else nothing
     tokens,  // through tokens_local() alone, as long as the router has no loss
     order,   // only whether EP varies faster than TP over the ranks
@@ -62,8 +63,8 @@ FieldRow(T Plan::*, FieldUse) -> FieldRow<T>;
 
 namespace dependence {
 
-constexpr As none = As::nothing, fixed = As::fixed, value = As::value, many = As::many, sharded = As::sharded,
-             tokens = As::tokens, order = As::order;
+constexpr As none = As::nothing, fixed = As::fixed, value = As::value, many = As::many, muon = As::muon,
+             sharded = As::sharded, tokens = As::tokens, order = As::order;
 constexpr unsigned experts = part::experts;
 constexpr FieldUse everywhere{value, value, value, value, value, value, none};
 
@@ -102,7 +103,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::gradients,              everywhere},
     FieldRow{&Plan::recompute,              {value,   value,   none,    none,    none,    none,    none}},
     FieldRow{&Plan::offload,                {value,   value,   none,    value,   value,   value,   none}},
-    FieldRow{&Plan::optimizer,              {none,    none,    none,    none,    none,    value,   none}},
+    FieldRow{&Plan::optimizer,              {muon,    muon,    muon,    none,    none,    value,   none}},
     FieldRow{&Plan::fsdp,                   {sharded, value,   sharded, value,   value,   value,   value}},
     FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    none,    experts}},
     FieldRow{&Plan::cp_comm,                {value,   value,   none,    value,   none,    none,    none}},

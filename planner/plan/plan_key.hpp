@@ -25,9 +25,9 @@ std::tuple<T> values(const T& field) {
 inline std::tuple<const model::Model*> values(const std::shared_ptr<const model::Model>& model) {
     return {model.get()};
 }
-inline std::tuple<bool> values(const OptimizerChoice& choice) {
-    const auto& [bf16_moments] = choice;
-    return {bf16_moments};
+inline std::tuple<bool, bool> values(const OptimizerChoice& choice) {
+    const auto& [bf16_moments, muon] = choice;
+    return {bf16_moments, muon};
 }
 inline auto values(const RouterTraining& router) {
     const auto& [load_balancing, aux_loss, z_loss, bias_update, forced, expert_capacity, drop_policy, pad] = router;
@@ -42,6 +42,8 @@ auto part(const Plan& plan, bool counts) {
     const auto& value = plan.*field.member;
     if constexpr (as == As::many) {
         return std::tuple<bool>(counts && value > 1);
+    } else if constexpr (as == As::muon) {
+        return std::tuple<bool>(counts && value.muon);
     } else if constexpr (as == As::order) {
         return std::tuple<bool>(counts && value.find("ep") < value.find("tp"));
     } else if constexpr (as == As::value && same_member(field.member, &Plan::routing)) {

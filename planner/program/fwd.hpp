@@ -6,6 +6,7 @@ namespace moe::program {
 struct AllToAllAttr;
 struct Bucket;
 struct CostPoint;
+struct MuonAttr;
 struct Op;
 struct PeerAttr;
 struct Program;

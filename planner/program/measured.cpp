@@ -70,6 +70,9 @@ bool shapeless(OpKind kind) {
     case OpKind::zero:
     case OpKind::sum_squares:
     case OpKind::adamw:
+    case OpKind::momentum:
+    case OpKind::collect:
+    case OpKind::newton_schulz:
     case OpKind::expert_bias:
     case OpKind::quantize:
     case OpKind::dequantize:

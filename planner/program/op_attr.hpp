@@ -202,6 +202,12 @@ struct AdamAttr {
     std::int64_t elements = 0; // elements of this rank's shard
     std::int64_t decayed = 0;  // elements of the whole bucket, from its start, that weight decay applies to
 };
+// Newton-Schulz over the matrices of a bucket (Bucket::Muon), `matrices` of short_side x long_side on the rank that has
+// most to do: what it multiplies in all, as so many matrices of one mean shape.
+struct MuonAttr {
+    int bucket = -1;
+    double matrices = 0.0, short_side = 0.0, long_side = 0.0;
+};
 struct ReduceAttr {
     bool max = false;
     // reduce_scatter in pieces: where in the output this piece lies, elements; 0 elements: it is the whole.
@@ -230,6 +236,6 @@ using Attr =
     std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
                  ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
                  AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr, ScanAttr,
-                 DeltaAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr>;
+                 DeltaAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, MuonAttr>;
 
 } // namespace moe::program

@@ -96,6 +96,10 @@ enum class OpKind : std::uint8_t {
     sum_squares,   // x -> +s[1]
     adamw,         // g[n], s[1], hyper[9], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
                    // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
+    momentum,      // +g[n], s[1], hyper[9], m, [overflow[1]] -> m, g = Nesterov's update; none where adamw writes none
+    collect,       // g of the whole bucket -> the window of MuonAttr around this rank's shard; MuonAttr
+    newton_schulz, // updates, s[1], hyper[9], master, [overflow[1]] -> master, [w[n]], work, norm[1]: the matrices that
+                   // this rank's shard touches, orthogonalized; MuonAttr
     // communication; group of size 1 is never emitted
     all_gather,          // x[R, C] -> y[G*R, C] in group order
     reduce_scatter,      // x[G*R, C] -> y[R, C], summed in group order

@@ -237,6 +237,12 @@ const char* to_string(OpKind kind) {
         return "sum_squares";
     case OpKind::adamw:
         return "adamw";
+    case OpKind::momentum:
+        return "momentum";
+    case OpKind::collect:
+        return "collect";
+    case OpKind::newton_schulz:
+        return "newton_schulz";
     case OpKind::all_gather:
         return "all_gather";
     case OpKind::reduce_scatter:

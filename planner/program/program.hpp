@@ -55,7 +55,8 @@ struct Bucket {
     // through which new weights are gathered before they are quantized; weight_shard is then a slice of it. Where
     // `matrices` are quantized, the step starts by rounding master into it (a group of one rank has neither).
     TensorId staging = no_tensor;
-    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
+    // [elements / group_size]; Muon has no exp_avg_sq.
+    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor;
     TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
     // Offloaded optimizer states wait here between steps; those above are then on the device only in finish.
     TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
@@ -72,6 +73,25 @@ struct Bucket {
         std::int64_t n = 0, k = 0;
     };
     std::vector<Matrix> matrices;
+    // optimizer = muon: its matrices, the only weights of the bucket, each with one moment (exp_avg) and no exp_avg_sq.
+    struct Muon {
+        struct Matrix { // `copies` of it, one for each local expert, `stride` elements apart
+            std::int64_t offset = 0, stride = 0;
+            int copies = 1;
+            std::int64_t rows = 0, cols = 1; // local slice
+            int shard_dim = -1;              // of the whole matrix over `parts` ranks; -1: the slice is whole
+        };
+        std::vector<Matrix> matrices;
+        int parts = 1;           // ranks of tensor parallelism over which matrices are sharded
+        std::int64_t halo = 0;   // elements of the largest slice
+        std::int64_t window = 0; // elements around a shard that hold every slice which it touches
+        MuonAttr attr;           // what Newton-Schulz multiplies
+        // A window of updates in the dtype of Newton-Schulz, of this rank and of all `parts`, where there are several.
+        // work: two whole matrices and three squares of their short side. norm [1].
+        TensorId collected = no_tensor, updates = no_tensor, work = no_tensor, norm = no_tensor;
+    };
+    Muon muon;
+    bool is_muon() const { return !muon.matrices.empty(); }
     int layer = -1; // FSDP: the decoder layer that the bucket belongs to, -1 for the ends of the model
     bool resharded() const { return gathered != no_tensor; }
 };

@@ -96,6 +96,7 @@ struct Stack {
     bool ep_overlap = false;
     bool offloads = false; // may offload activations and states: tried on the plans found
     bool bf16_moments = false;
+    bool muon = false; // offers optimizer muon
     bool paged_stash = false; // see Plan
     // Further values of plan fields, by --fix name, that its recipes name: tried on the plans that search finds.
     std::map<std::string, std::vector<std::string>> recipe_choices;

@@ -79,6 +79,8 @@ plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
         return {"stack: paged_stash", fmt::format("paged_stash on: stack {} has none: set it off", s.name)};
     if (p.optimizer.bf16_moments && !s.bf16_moments)
         return {"stack: optimizer", fmt::format("optimizer bf16 moments: stack {} keeps FP32 moments only", s.name)};
+    if (p.optimizer.muon && !s.muon)
+        return {"stack: optimizer", fmt::format("optimizer muon: stack {} has AdamW only: set it adamw", s.name)};
     if (p.ep_overlap && !s.ep_overlap)
         return {"stack: ep_overlap",
                 fmt::format("ep_overlap on: stack {} has none on {}: set it off", s.name, p.hardware->name)};

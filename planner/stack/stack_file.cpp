@@ -170,6 +170,7 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.ep_overlap = in.flag("ep_overlap", false);
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
+    s.muon = in.flag("muon", false);
     s.paged_stash = in.flag("paged_stash", false);
     s.recipe_choices = read_choices(in.find("recipe_choices"), place);
     if (in.find("fused_experts") != nullptr) s.fused_experts = in.list("fused_experts", machine::precision_from_string);

@@ -69,7 +69,8 @@ FastBoundModel::Stages FastBoundModel::stages_of(const plan::Plan& plan) {
         for (const passes::BucketSize& b : buckets(plan, stage.stage, stage.segments)) {
             memory.add_states(plan, b);
             memory.groups |= estimate::group_bit(b.group);
-            updated += passes::step_op(plan, b, passes::StepWork::update).bytes;
+            // Muon's buckets are left out: what they take by themselves is no part of AdamW's family.
+            if (!b.is_muon()) updated += passes::step_op(plan, b, passes::StepWork::update).bytes;
             summed += passes::step_op(plan, b, passes::StepWork::square).bytes;
             // Little is left where products set gradients: embeddings, norms and biases.
             if (!program::is_quantized(b.weight_dtype) && !plan.reshards() && !passes::sets_first_gradients(plan))
@@ -130,6 +131,7 @@ std::vector<passes::BucketSize> FastBoundModel::buckets(const plan::Plan& plan, 
         if (id.kind != lower::SegmentKind::layer) continue;
         for (passes::BucketSize b : sources_.segments.buckets(plan, id)) {
             b.elements *= count;
+            b.muon_bytes = 0; // Real buckets are cut elsewhere.
             b.group_size = plan::group_size(plan, b.group);
             sizes.push_back(b);
         }

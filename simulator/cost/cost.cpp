@@ -142,6 +142,9 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
             return apart + gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
         }
     }
+    if (const auto* muon = std::get_if<program::MuonAttr>(&op.attr);
+        muon != nullptr && op.kind == program::OpKind::newton_schulz)
+        return newton_schulz_seconds(rates, *muon, op);
     if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && stack_.costs.weighted_bias_bytes >= 0.0)
         return expert_bias_seconds(rates, op, program, fused);
     const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
@@ -151,6 +154,22 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     if (op.kind == program::OpKind::delta_rule || op.kind == program::OpKind::delta_rule_grad)
         return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
+}
+
+// Five iterations on every matrix, each three products in the precision of activations: X X^T, its square, and its
+// product with X; beside them three flat kernels, and around the iterations five. Products wait for no others.
+double CostModel::newton_schulz_seconds(const Rates& rates, const program::MuonAttr& muon,
+                                        const program::Op& op) const {
+    const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, plan_.activations());
+    const double s = muon.short_side, l = muon.long_side,
+                 bytes = plan_.activations() == machine::Precision::fp32 ? 4.0 : 2.0;
+    const auto product = [&](double m, double n, double k) {
+        return gemm_seconds(rates, rate, 1.0, m, n, k, bytes * (m * k + k * n + m * n));
+    };
+    const double flat = bytes * (4.0 * s * s + 2.0 * s * l) / (rates.hardware->memory_bandwidth * stack_.costs.memory) +
+                        3.0 * stack_.costs.kernel_seconds;
+    const double iteration = product(s, s, l) + product(s, s, s) + product(s, l, s) + flat;
+    return muon.matrices * (5.0 * iteration + 5.0 * stack_.costs.kernel_seconds) + memory_bound_seconds(rates, op);
 }
 
 // The bias of the experts' first product is added as the product is written out. The last one is multiplied by routing

@@ -56,6 +56,7 @@ private:
     double lost_to(const char* key, plan::Group group) const;
     double compute_seconds(const program::Op& op, const program::Program& program) const;
     double communication_seconds(const program::Op& op, GroupLinks group) const;
+    double newton_schulz_seconds(const Rates& rates, const program::MuonAttr& muon, const program::Op& op) const;
     double expert_bias_seconds(const Rates& rates, const program::Op& op, const program::Program& program,
                                bool fused) const;
     double dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const;

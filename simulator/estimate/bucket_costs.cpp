@@ -34,9 +34,12 @@ cost::OpCost price(const cost::CostModel& model, const passes::StepOp& sized, pr
 }
 
 double seconds_of(const cost::CostModel& model, const passes::StepOp& sized) {
-    return sized.times *
-           price(model, sized, sized.in_blocks ? program::Attr{program::QuantizeAttr{}} : program::Attr{}, false)
-               .device;
+    return sized.times * price(model, sized,
+                               sized.in_blocks                                ? program::Attr{program::QuantizeAttr{}}
+                               : sized.kind == program::OpKind::newton_schulz ? program::Attr{sized.muon}
+                                                                              : program::Attr{},
+                               false)
+                             .device;
 }
 
 } // namespace
@@ -62,6 +65,7 @@ double seconds_of(const cost::CostModel& model, const passes::BucketSize& b, pas
 BucketTime time_of(const cost::CostModel& model, const passes::BucketSize& b, std::int64_t zeroed) {
     BucketTime t;
     t.staged = b.staged();
+    t.muon = b.is_muon();
     for (std::size_t w = 0; w < passes::step_work_count; ++w) {
         const auto work = static_cast<passes::StepWork>(w);
         if (work != passes::StepWork::zero) t[work] = seconds_of(model, b, work);

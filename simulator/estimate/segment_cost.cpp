@@ -140,6 +140,7 @@ std::vector<BucketUse> uses_of(const program::Program& program, const passes::Fi
                       forward.after(root(b.weights)),
                       first_backward.after(root(b.gradients)),
                       end};
+        use.bucket.muon = b.muon.attr; // by which buckets are told apart
         for (const auto& [from, to] : first.unset(b)) use.zeroed += to - from;
         for (const program::TimelineRow& row : backward.rows)
             if (touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients))

@@ -47,6 +47,7 @@ bool merges(const std::vector<plan::Kept>& kept) {
 void StageMemory::add_states(const plan::Plan& plan, const passes::BucketSize& bucket) {
     states += state_bytes(plan, bucket);
     ((plan.offload & plan::offload::optimizer) != 0 ? visiting : states) += passes::optimizer_bytes(plan, bucket);
+    muon = std::max(muon, static_cast<double>(bucket.muon_bytes));
     copies += plan.optimizer_copy_bytes() * static_cast<double>(bucket.elements) / bucket.group_size;
 }
 
@@ -174,7 +175,8 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         (plan.pp > 1 ? group_bit(emit::groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(emit::groups::world) : 0);
     double worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
-        double bytes = inputs, visiting = 0.0, tables = 0.0, activations = kept[static_cast<std::size_t>(r)].bytes;
+        double bytes = inputs, visiting = 0.0, muon = 0.0, tables = 0.0,
+               activations = kept[static_cast<std::size_t>(r)].bytes;
         Workspace workspace;
         std::uint64_t used = common;
         std::int64_t slots = 0;
@@ -183,6 +185,7 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
                 of_stage[static_cast<std::size_t>(plan::stage_of(plan.schedule, plan.pp, r, c))])];
             bytes += stage.states;
             visiting += stage.visiting + stage.copies;
+            muon = std::max(muon, stage.muon);
             tables = std::max(tables, stage.tables);
             activations -= stage.counted_twice;
             workspace.forward = std::max(workspace.forward, stage.workspace.forward);
@@ -193,7 +196,7 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         activations += static_cast<double>(kept[static_cast<std::size_t>(r)].merges
                                                ? workspace.forward + workspace.backward
                                                : std::max(workspace.forward, workspace.backward));
-        bytes += std::max({activations, visiting, tables}) + memory::library_memory(plan) +
+        bytes += std::max({activations, visiting + muon, tables}) + memory::library_memory(plan) +
                  communicator_bytes(plan, r, used, slots);
         worst = std::max(worst, bytes);
     }

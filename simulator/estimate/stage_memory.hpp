@@ -16,6 +16,7 @@ struct StageMemory {
     double states = 0.0;        // weights, gradients and optimizer
     double visiting = 0.0;      // offloaded optimizer states: on the device only in place of activations
     double copies = 0.0;        // FP32, while the optimizer steps: Plan::optimizer_copy_bytes()
+    double muon = 0.0;          // what Newton-Schulz works in, of the bucket that needs most
     double tables = 0.0;        // gradients of other copies of its embedding table, in the same place before them
     double counted_twice = 0.0; // bytes that two of its segments both count as saved
     Workspace workspace;

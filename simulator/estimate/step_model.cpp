@@ -372,9 +372,35 @@ private:
             rank.clocks.host += model_.step_launch;
         };
         std::vector<double> there(rank.buckets.size());
-        passes::each_op_behind_norm(rank.buckets.size(), [&](std::size_t i, passes::StepWork work) {
+        double spread = rank.clocks.device;
+        const auto is_muon = [&](std::size_t i) { return rank.buckets[i]->muon; };
+        // What computes is slowed by updates on their way beside it.
+        const auto compute = [&](double ready, double seconds) {
+            optimize(rank, ready, seconds);
+            rank.play.optimizer += slow_down(rank, seconds, 1.0);
+        };
+        passes::each_op_behind_norm(rank.buckets.size(), is_muon, [&](std::size_t i, passes::StepWork work) {
             const double seconds = (*rank.buckets[i])[work];
-            if (work == passes::StepWork::update) return optimize(rank, there[i], seconds);
+            switch (work) {
+            case passes::StepWork::update:
+                return compute(there[i], seconds);
+            case passes::StepWork::spread:
+                if (seconds == 0.0) return;
+                spread = std::max({spread, rank.clocks.device, rank.clocks.host}) + seconds;
+                rank.clocks.host += model_.step_launch;
+                rank.collectives.emplace_back(spread - seconds, spread);
+                there[i] = spread;
+                return;
+            case passes::StepWork::join:
+                if (seconds > 0.0) optimize(rank, there[i], seconds);
+                return;
+            case passes::StepWork::collect:
+            case passes::StepWork::orthogonalize:
+                if (seconds > 0.0) compute(there[i], seconds);
+                return;
+            default:
+                break;
+            }
             copy(work == passes::StepWork::fetch ? copied : rank.clocks.device, seconds);
             if (work == passes::StepWork::fetch) there[i] = copied;
         });

@@ -18,6 +18,7 @@ struct BucketTime {
     std::array<double, passes::step_work_count> seconds{}; // 0: there is none
     double& operator[](passes::StepWork work) { return seconds[static_cast<std::size_t>(work)]; }
     double operator[](passes::StepWork work) const { return seconds[static_cast<std::size_t>(work)]; }
+    bool muon = false;   // see Bucket::Muon
     bool staged = false; // its gradients are zeroed behind the gathers, which pass through the same memory
     // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;
     // those at the end of its backward when the gradients are zeroed at 0.

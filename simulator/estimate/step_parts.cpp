@@ -17,14 +17,15 @@ namespace {
 // True where the lowering would put both into one bucket, if they were neighbours.
 bool like(const passes::BucketSize& a, const passes::BucketSize& b) {
     return a.domain == b.domain && a.group == b.group && a.weight_dtype == b.weight_dtype &&
-           a.quantizable == b.quantizable;
+           a.quantizable == b.quantizable && a.is_muon() == b.is_muon();
 }
 
 } // namespace
 
 std::vector<passes::BucketSize> stage_buckets(SegmentCache& cache, const plan::Plan& plan, const plan::Stage& stage,
                                               const Segments& segments) {
-    if (stage.mtp > 0 || plan.model->tied_embeddings || emit::shares_table(plan))
+    // Which matrices a shard of Muon touches depends on the order of all.
+    if (stage.mtp > 0 || plan.model->tied_embeddings || emit::shares_table(plan) || plan.optimizer.muon)
         return cache.stage_buckets(plan, stage);
     std::vector<passes::BucketSize> sum;
     for (const auto& [id, count] : segments)

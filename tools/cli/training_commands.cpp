@@ -70,6 +70,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--lr-decay-steps", o.lr_decay_steps, "N",
         "with wsd: last steps over which the rate falls (default: a tenth of --steps)");
     add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
+    add(verb, "--optimizer", o.optimizer, "adamw|adamw+bf16_moments|muon",
+        "in place of the plan's optimizer; muon moves the matrices of layers, and AdamW all else");
     add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();

@@ -223,6 +223,7 @@ std::string show_stack_document(const stack::Stack& s, const machine::Hardware& 
                  {"ep_overlap", s.ep_overlap},
                  {"offloads", s.offloads},
                  {"bf16_moments", s.bf16_moments},
+                 {"muon", s.muon},
                  {"paged_stash", s.paged_stash},
                  {"recompute_modules", plan::recompute::to_string(s.recompute_modules)},
                  {"recompute_sets", sets}};

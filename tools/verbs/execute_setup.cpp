@@ -52,7 +52,8 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
                                 data.position(0),
                                 trainer.rules().freeze,
                                 trainer.rules().group_texts(),
-                                options.ema};
+                                options.ema,
+                                trainer.plan().optimizer.muon};
     for (const std::string& line : train::check_resume(found->path(), state, now, options.allow_change))
         console.warn("{}", line);
     trainer.restore(*found);
@@ -168,6 +169,7 @@ void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::S
 plan::Plan plan_to_run(const ExecuteOptions& options, std::string& balance) {
     plan::Plan plan = plan::load_plan(options.plan);
     if (!options.balance.empty()) plan::set_field(plan, "balance", options.balance);
+    if (!options.optimizer.empty()) plan::set_field(plan, "optimizer", options.optimizer);
     plan::OwnBalance own =
         plan::own_balance(plan, options.plan + ": model", {options.aux_loss.empty(), options.bias_update.empty()});
     plan.router = own.router;

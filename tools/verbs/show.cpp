@@ -224,6 +224,7 @@ void show_stack(const ShowOptions& options) {
                                                   {"EP overlap", s.ep_overlap},
                                                   {"offload", s.offloads},
                                                   {"BF16 moments", s.bf16_moments},
+                                                  {"Muon", s.muon},
                                                   {"paged stash", s.paged_stash}};
     for (const auto& [name, there] : parts)
         if (!there) missing.emplace_back(name);

@@ -45,10 +45,13 @@ struct Config {
     static constexpr int buffer_bytes = 8192, result_columns = wgrad ? 32 : 64;
     static constexpr int parts = tile_n / result_columns;
     static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * buffer_bytes;
-    static constexpr int tiles = 4, tile_bytes = 32; // tiles announced ahead of their loads
-    static constexpr int barrier_bytes = 2 * stages * 8 + consumers * buffers * 8 + 2 * tiles * 8;
+    // Tiles announced ahead of their products, each with a place of 8 bytes for the claim that the pair's other CTA
+    // hears.
+    static constexpr int tiles = 2, tile_bytes = 32, claim_bytes = 8;
+    static constexpr int barrier_bytes = 2 * stages * 8 + consumers * buffers * 8 + 4 * tiles * 8;
     static constexpr int alignment = 1024; // alignment that the swizzle needs
-    static constexpr int shared_bytes = alignment + ring_bytes + result_bytes + tiles * tile_bytes + barrier_bytes;
+    static constexpr int shared_bytes =
+        alignment + ring_bytes + result_bytes + tiles * (tile_bytes + claim_bytes) + barrier_bytes;
     static constexpr int cluster_m = tile_m * (pair == Pair::along_m ? ctas : 1);
     static constexpr int cluster_n = tile_n * (pair == Pair::along_n ? ctas : 1);
     using Walk = std::conditional_t<wgrad, DepthTiles<update == Update::store, cluster_m, cluster_n>,
@@ -67,13 +70,16 @@ struct Shared {
         return start + C::ring_bytes + consumer * C::buffers * C::buffer_bytes;
     }
     __device__ unsigned tile(int i) const { return start + C::ring_bytes + C::result_bytes + i * C::tile_bytes; }
-    __device__ unsigned full(int stage) const { return tile(C::tiles) + stage * 8; }
+    __device__ unsigned claim(int i) const { return tile(C::tiles) + i * C::claim_bytes; }
+    __device__ unsigned full(int stage) const { return claim(C::tiles) + stage * 8; }
     __device__ unsigned empty(int stage) const { return full(C::stages + stage); }
     __device__ unsigned fetched(int consumer, int buffer) const {
         return full(2 * C::stages + consumer * C::buffers + buffer);
     }
     __device__ unsigned announced(int tile) const { return fetched(C::consumers, tile); }
     __device__ unsigned taken(int tile) const { return announced(C::tiles + tile); }
+    __device__ unsigned claimed(int tile) const { return taken(C::tiles + tile); }
+    __device__ unsigned heard(int tile) const { return claimed(C::tiles + tile); }
 };
 
 template <int stages>
@@ -103,28 +109,59 @@ __device__ int steps(const Tile& tile) {
 }
 
 template <class C>
-__device__ Tile next_tile(typename C::Walk& walk, const Grouped& p, int rank) {
+__device__ Tile tile_at(int index, typename C::Walk& walk, const Grouped& p, int rank) {
     ClusterTile t;
-    if (!walk.next(t)) return {-1};
+    if (!walk.at(index, t)) return {-1};
     const int row = t.row + (C::pair == Pair::along_m ? rank * C::tile_m : 0);
     const int col = t.col + (C::pair == Pair::along_n ? rank * C::tile_n : 0);
     const int rows_left = col < p.n ? (C::wgrad ? p.m : t.rows) - row : 0;
     return {t.group, row, col, rows_left, C::wgrad ? t.first_row : t.first_row + row, C::wgrad ? t.rows : p.depth};
 }
 
-// One warp finds the CTA's tiles, which takes it a microsecond each, and tells the others ahead of time.
+// The next tile that no cluster has: the first CTA claims it and tells the other, which says that it has heard.
 template <class C>
-__device__ void announce(const Grouped& p, const Shared<C>& shared, typename C::Walk walk, int rank) {
-    Ring<C::tiles> at;
-    for (bool more = true; more; at.advance()) {
-        const Tile tile = next_tile<C>(walk, p, rank);
-        more = tile.group >= 0;
-        if (threadIdx.x % warp_size != 0) continue;
-        ptx::wait(shared.taken(at.stage), at.parity ^ 1);
-        ptx::write_shared(shared.tile(at.stage), int4{tile.group, tile.row, tile.col, tile.rows_left});
-        ptx::write_shared(shared.tile(at.stage) + 16, int4{tile.routed, tile.depth, 0, 0});
-        ptx::arrive(shared.announced(at.stage));
+__device__ int claim(const Grouped& p, const Shared<C>& shared, const Ring<C::tiles>& at, int rank, int clusters) {
+    int index = 0;
+    if (threadIdx.x % warp_size == 0) {
+        if (rank == 0) {
+            index = clusters + atomicAdd(p.claims, 1);
+            ptx::wait(shared.heard(at.stage), at.parity ^ 1);
+            ptx::send(ptx::in_cta(shared.claim(at.stage), 1), {__int_as_float(index), 0.0f},
+                      ptx::in_cta(shared.claimed(at.stage), 1));
+        } else {
+            ptx::arrive_expecting(shared.claimed(at.stage), C::claim_bytes);
+            ptx::wait(shared.claimed(at.stage), at.parity);
+            index = __float_as_int(ptx::read_remote(ptx::in_cta(shared.claim(at.stage), 1)).x);
+            ptx::arrive_remote(ptx::in_cta(shared.heard(at.stage), 0));
+        }
     }
+    return __shfl_sync(all_lanes, index, 0);
+}
+
+// One warp finds the CTA's tiles, which takes it a microsecond each, and tells the others ahead of time. A cluster
+// claims a tile when it has room for it, so that those that run at a time are neighbours, whose operands are in L2:
+// where each had its own from the start, clusters drifted apart and read them again. The last claim of all, as many as
+// there are tiles in all, leaves none.
+template <class C>
+__device__ void announce(const Grouped& p, const Shared<C>& shared, int rank) {
+    const int cluster = static_cast<int>(blockIdx.x / C::ctas), clusters = static_cast<int>(gridDim.x / C::ctas);
+    const bool speaks = threadIdx.x % warp_size == 0;
+    typename C::Walk walk(p);
+    Ring<C::tiles> at, claims;
+    int index = cluster; // The first tile is the cluster's own.
+    for (;; claims.advance()) {
+        const Tile tile = tile_at<C>(index, walk, p, rank);
+        if (speaks) {
+            ptx::write_shared(shared.tile(at.stage), int4{tile.group, tile.row, tile.col, tile.rows_left});
+            ptx::write_shared(shared.tile(at.stage) + 16, int4{tile.routed, tile.depth, 0, 0});
+            ptx::arrive(shared.announced(at.stage));
+        }
+        if (tile.group < 0) break;
+        at.advance();
+        if (speaks) ptx::wait(shared.taken(at.stage), at.parity ^ 1);
+        index = claim<C>(p, shared, claims, rank, clusters);
+    }
+    if (speaks && rank == 0 && index - clusters == walk.count() - 1) *p.claims = 0;
 }
 
 // The tiles as a reader has seen them.

@@ -204,6 +204,7 @@ __device__ void run(const Maps& maps, const Grouped& p, const void* memory, cons
         for (int i = 0; i < C::tiles; ++i) {
             ptx::init_barrier(shared.announced(i), 1);
             ptx::init_barrier(shared.taken(i), C::readers);
+            ptx::init_barrier(shared.claimed(i), 1), ptx::init_barrier(shared.heard(i), 1);
         }
         ptx::fence_barrier_init();
         ptx::prefetch(maps.a), ptx::prefetch(maps.b), ptx::prefetch(maps.c);
@@ -212,11 +213,7 @@ __device__ void run(const Maps& maps, const Grouped& p, const void* memory, cons
     if (warpgroup == 0) {
         ptx::give_registers<40>();
         if (threadIdx.x == 0) produce<C>(maps, shared, rank);
-        if (threadIdx.x / warp_size == 1) {
-            const int cluster = static_cast<int>(blockIdx.x / C::ctas),
-                      clusters = static_cast<int>(gridDim.x / C::ctas);
-            announce<C>(p, shared, typename C::Walk(p, cluster, clusters), rank);
-        }
+        if (threadIdx.x / warp_size == 1) announce<C>(p, shared, rank);
         __syncwarp();
     } else {
         ptx::take_registers<232>();

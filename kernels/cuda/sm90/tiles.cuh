@@ -1,4 +1,4 @@
-// The tile of a grouped product that a cluster computes next, from row counts that only the device knows.
+// The tiles of a grouped product in the order in which clusters take them, from row counts that only the device knows.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -12,6 +12,7 @@ namespace moe::cuda::sm90 {
 struct Grouped {
     int groups = 0, m = 0, n = 0, depth = 0, capacity = 0;
     const std::int32_t* counts = nullptr; // counts of rows by group; null: all rows are of the one group
+    int* claims = nullptr;                // tiles that clusters have asked for; 0 before and behind the product
 };
 
 struct ClusterTile {
@@ -31,75 +32,57 @@ __device__ void place_in_bands(int local, int down, int across, ClusterTile& til
     tile.row = (top + in_band % height) * tile_m, tile.col = in_band / height * tile_n;
 }
 
-// Forward, dgrad: the clusters take turns at the groups' tiles. Those at a group's end with no more rows than one
-// warpgroup takes cost about half; the clusters take turns at those separately, in the other direction, and stay level.
+// Forward, dgrad: the tiles of one group after the other, a group's last rows last.
 template <int tile_m, int tile_n>
 class RowTiles {
 public:
     static constexpr int rows = tile_m, columns = tile_n;
 
-    __device__ RowTiles(const Grouped& product, int cluster, int clusters)
-        : p_(product),
-          across_(ceil_div(product.n, tile_n)),
-          stride_(clusters),
-          tile_(cluster),
-          short_tile_(clusters - 1 - cluster) {}
+    __device__ explicit RowTiles(const Grouped& product) : p_(product), across_(ceil_div(product.n, tile_n)) {}
 
-    __device__ bool next(ClusterTile& tile) {
+    // The tile of an index that is not below the last one asked for; false behind the last tile.
+    __device__ bool at(int index, ClusterTile& tile) {
         for (; group_ < p_.groups; ++group_) {
             const int left = p_.capacity - first_row_, count = p_.counts == nullptr ? left : p_.counts[group_];
             const int m = count < 0 ? 0 : count < left ? count : left;
-            const bool ends_short = m % tile_m != 0 && m % tile_m <= 64;
-            const int down = ends_short ? m / tile_m : ceil_div(m, tile_m);
-            const int tiles = down * across_, short_tiles = ends_short ? across_ : 0;
-            tile = {group_, first_row_, m, 0, 0};
-            if (tile_ < first_tile_ + tiles) {
-                place_in_bands<tile_m, tile_n>(tile_ - first_tile_, down, across_, tile);
-                tile_ += stride_;
-                return true;
-            }
-            if (short_tile_ < first_short_ + short_tiles) {
-                tile.row = down * tile_m, tile.col = (short_tile_ - first_short_) * tile_n;
-                short_tile_ += stride_;
+            const int down = ceil_div(m, tile_m), tiles = down * across_;
+            if (index < first_tile_ + tiles) {
+                tile = {group_, first_row_, m, 0, 0};
+                place_in_bands<tile_m, tile_n>(index - first_tile_, down, across_, tile);
                 return true;
             }
             first_tile_ += tiles;
-            first_short_ += short_tiles;
             first_row_ += m;
         }
         return false;
     }
+    __device__ int count() const { return first_tile_; } // all tiles, behind the last
 
 private:
     const Grouped& p_;
-    int across_, stride_, tile_, short_tile_;
-    int group_ = 0, first_row_ = 0, first_tile_ = 0, first_short_ = 0;
+    int across_, group_ = 0, first_row_ = 0, first_tile_ = 0;
 };
 
-// wgrad: every group has the same tiles, as deep as it has rows. The clusters take turns at those of the group with the
-// most rows, then of the next one, so that all go through about as many steps. Where C is added to, groups without rows
-// (`without_depth`) have no tiles. A whole warp asks at once.
+// wgrad: every group has the same tiles, as deep as it has rows. Those of the group with the most rows come first, so
+// that the last are short. Where C is added to, groups without rows (`without_depth`) have no tiles. A whole warp asks
+// at once.
 template <bool without_depth, int tile_m, int tile_n>
 class DepthTiles {
 public:
     static constexpr int rows = tile_m, columns = tile_n;
 
-    __device__ DepthTiles(const Grouped& product, int cluster, int clusters)
-        : p_(product),
-          down_(ceil_div(product.m, tile_m)),
-          across_(ceil_div(product.n, tile_n)),
-          stride_(clusters),
-          tile_(cluster + down_ * across_) {}
+    __device__ explicit DepthTiles(const Grouped& product)
+        : p_(product), down_(ceil_div(product.m, tile_m)), across_(ceil_div(product.n, tile_n)) {}
 
-    __device__ bool next(ClusterTile& tile) {
-        for (const int tiles = down_ * across_; tile_ >= tiles; tile_ -= tiles) {
+    __device__ bool at(int index, ClusterTile& tile) {
+        for (; index >= end_; end_ += down_ * across_) {
             if (!next_group()) return false;
         }
         tile = {group_, first_row_, rows_, 0, 0};
-        place_in_bands<tile_m, tile_n>(tile_, down_, across_, tile);
-        tile_ += stride_;
+        place_in_bands<tile_m, tile_n>(index - (end_ - down_ * across_), down_, across_, tile);
         return true;
     }
+    __device__ int count() const { return end_; }
 
 private:
     // The one of the largest count that comes behind the last one, of equal counts the first.
@@ -127,7 +110,7 @@ private:
     }
 
     const Grouped& p_;
-    int down_, across_, stride_, tile_; // tiles of the group, and the next one
+    int down_, across_, end_ = 0; // tiles of a group, and up to the end of the present one
     int group_ = -1, count_ = INT_MAX, first_row_ = 0, rows_ = 0;
 };
 

@@ -20,10 +20,10 @@ plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, bool sha
     return group;
 }
 
-int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low) {
+int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
         if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded &&
-            buckets_[i].quantizable == quantized && low_[i] == low)
+            buckets_[i].quantizable == quantized && low_[i] == low && muon_[i] == muon)
             return static_cast<int>(i);
     program::Bucket bucket;
     bucket.domain = domain;
@@ -36,6 +36,7 @@ int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, 
     low_.push_back(low);
     sharded_.push_back(sharded);
     closed_.push_back(false);
+    muon_.push_back(muon);
     undecayed_.push_back(0);
     return static_cast<int>(buckets_.size()) - 1;
 }
@@ -56,9 +57,15 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     if (plan_.reshards() && low == program::Dtype::bf16) quantized = false;
     // A table with copies on other pipeline ranks lies alone, so that all holders cut it into the same shards.
     const bool alone = key == "embedding" && shares_table(plan_);
+    // Muon moves matrices but embeddings and heads, which have a vocabulary (arXiv 2502.16982 section 2.2). Taps of
+    // convolutions by channel are vectors.
+    const bool muon =
+        plan_.optimizer.muon && decay && std::all_of(parameters.begin(), parameters.end(), [](const auto& p) {
+            return p.rows > 1 && p.cols > 1 && p.padded_rows == 0 && p.name.find("conv1d") == std::string::npos;
+        });
     const std::vector<bool> open = closed_;
     if (alone) closed_.assign(closed_.size(), true);
-    const int index = bucket_for(domain, sharded, quantized, low);
+    const int index = bucket_for(domain, sharded, quantized, low, muon);
     if (alone) {
         std::copy(open.begin(), open.end(), closed_.begin());
         closed_.back() = true;
@@ -176,20 +183,90 @@ void ParameterSet::seal(program::Program& program, bool list) {
         }
         b.master = flat(".master", program::Dtype::f32, states, own);
         b.exp_avg = flat(".exp_avg", moments, states, own);
-        b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
+        if (!muon_[i]) b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
         if (const int bytes = plan_.optimizer_copy_bytes(); bytes > 0)
             b.copies = flat(".copies", program::Dtype::f32, program::Storage::activation, own * bytes / 4);
         if (low == program::Dtype::fp8_block && plan_.blocks_by_rows() && !b.resharded()) add_matrices(program, i);
+        if (muon_[i]) add_muon(program, i);
         if (states == program::Storage::optimizer) continue;
         b.host_master = flat(".host_master", program::Dtype::f32, program::Storage::host, own);
         b.host_exp_avg = flat(".host_exp_avg", moments, program::Storage::host, own);
-        b.host_exp_avg_sq = flat(".host_exp_avg_sq", moments, program::Storage::host, own);
+        if (!muon_[i]) b.host_exp_avg_sq = flat(".host_exp_avg_sq", moments, program::Storage::host, own);
         for (const program::TensorId id : {b.host_master, b.host_exp_avg, b.host_exp_avg_sq})
-            program.tensors[static_cast<std::size_t>(id)].per_micro_batch = false;
+            if (id != program::no_tensor) program.tensors[static_cast<std::size_t>(id)].per_micro_batch = false;
     }
     if (plan_.reshards()) add_buffers(program);
     program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());
     if (list) list_parameters(program, static_cast<int>(base));
+}
+
+namespace {
+
+// FLOPs of five iterations on a matrix of these sides: X X^T, its square, and its product with X.
+double newton_schulz_flops(double short_side, double long_side) {
+    return 5.0 * (4.0 * short_side * short_side * long_side + 2.0 * short_side * short_side * short_side);
+}
+
+// What the rank has to multiply whose shard touches most, as so many matrices of the mean shape by FLOPs.
+void count_products(program::Bucket& b) {
+    program::Bucket::Muon& muon = b.muon;
+    const std::int64_t own = b.elements / b.group_size;
+    std::vector<double> by_shard(static_cast<std::size_t>(b.group_size), 0.0);
+    double all = 0.0, short_sides = 0.0, long_sides = 0.0;
+    for (const program::Bucket::Muon::Matrix& m : muon.matrices) {
+        const auto rows = static_cast<double>(m.rows * (m.shard_dim == 0 ? muon.parts : 1)),
+                   cols = static_cast<double>(m.cols * (m.shard_dim == 1 ? muon.parts : 1));
+        const double flops = newton_schulz_flops(std::min(rows, cols), std::max(rows, cols));
+        for (int copy = 0; copy < m.copies; ++copy) {
+            const std::int64_t first = m.offset + copy * m.stride, last = first + m.rows * m.cols - 1;
+            for (std::int64_t shard = first / own; shard <= last / own; ++shard)
+                by_shard[static_cast<std::size_t>(shard)] += flops;
+        }
+        all += m.copies * flops;
+        short_sides += m.copies * flops * std::min(rows, cols);
+        long_sides += m.copies * flops * std::max(rows, cols);
+    }
+    muon.attr.short_side = short_sides / all;
+    muon.attr.long_side = long_sides / all;
+    muon.attr.matrices = *std::max_element(by_shard.begin(), by_shard.end()) /
+                         newton_schulz_flops(muon.attr.short_side, muon.attr.long_side);
+}
+
+} // namespace
+
+void ParameterSet::add_muon(program::Program& program, std::size_t index) {
+    program::Bucket& b = buckets_[index];
+    program::Bucket::Muon& muon = b.muon;
+    if (sharded_[index]) muon.parts = plan::group_size(plan_, {b.domain, plan::axis::tensor});
+    std::int64_t whole = 0, square = 0;
+    for (const auto& [key, entry] : keys_) {
+        if (entry.bucket != static_cast<int>(index)) continue;
+        for (std::size_t i = entry.first; i < entry.first + entry.count; ++i) {
+            const program::Parameter& p = parameters_[i];
+            muon.matrices.push_back({p.offset, entry.elements / entry.copies, entry.copies, p.local_rows, p.local_cols,
+                                     muon.parts > 1 ? p.shard_dim : -1});
+            muon.halo = std::max(muon.halo, p.local_elements());
+            whole = std::max(whole, p.rows * p.cols);
+            square = std::max(square, std::min(p.rows, p.cols));
+        }
+    }
+    std::sort(muon.matrices.begin(), muon.matrices.end(),
+              [](const auto& x, const auto& y) { return x.offset < y.offset; });
+    muon.window = std::min(b.elements, b.elements / b.group_size + 2 * muon.halo);
+    count_products(b);
+    const auto add = [&](const char* what, program::Dtype dtype, std::int64_t elements) {
+        return add_flat(program, fmt::format("chunk{}.bucket{}{}", chunk_, index, what), dtype,
+                        program::Storage::activation, elements, chunk_);
+    };
+    const program::Dtype act = activation_dtype(plan_.precision);
+    if (muon.parts > 1) {
+        muon.collected = add(".collected", act, muon.window);
+        muon.updates = add(".updates", act, muon.parts * muon.window);
+    }
+    // Operands begin where accesses of 256 bytes do.
+    const auto aligned = [](std::int64_t elements) { return (elements + 127) / 128 * 128; };
+    muon.work = add(".work", act, 2 * aligned(whole) + 3 * aligned(square * square));
+    muon.norm = add(".norm", program::Dtype::f32, 1);
 }
 
 // One view of the source and one of both quantized forms for every key; see QuantizeAttr.

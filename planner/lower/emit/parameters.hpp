@@ -65,7 +65,8 @@ private:
     void add_buffers(program::Program& program);                     // adds buffers of resharded buckets
     void add_matrices(program::Program& program, std::size_t index); // adds matrices of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
-    int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low);
+    int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon);
+    void add_muon(program::Program& program, std::size_t index); // what Muon does with a bucket, and works in
     std::int64_t cut_elements(const program::Bucket& bucket) const;
 
     const plan::Plan& plan_;
@@ -75,7 +76,7 @@ private:
     bool sealed_ = false, bf16_ = false;
     std::vector<program::Parameter> parameters_;
     std::vector<program::Bucket> buckets_;
-    std::vector<bool> sharded_, closed_;
+    std::vector<bool> sharded_, closed_, muon_;
     std::vector<program::Dtype> low_; // dtypes of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;

@@ -153,15 +153,44 @@ program::Op bias_step(const program::Program& program, const plan::Plan& plan, c
     fail("the selection bias of layer {} lies in no bucket", router.layer);
 }
 
-// One rank's states of a bucket: from the host, through AdamW, or back.
-program::Op optimizer_op(const program::Program& program, const program::Bucket& b, StepWork work,
-                         const StepOp& sized) {
+// What Muon does with a bucket. Between `collect` and `newton_schulz` its updates lie in the gradients, which are whole
+// where they have been spread.
+program::Op muon_op(const program::Program& program, std::size_t bucket, StepWork work, const StepOp& sized) {
     const program::ProgramIo& io = program.io;
-    const std::vector<program::TensorId> states{b.master, b.exp_avg, b.exp_avg_sq},
-        homes{b.host_master, b.host_exp_avg, b.host_exp_avg_sq};
+    const program::Bucket& b = program.buckets[bucket];
+    program::MuonAttr attr = b.muon.attr;
+    attr.bucket = static_cast<int>(bucket);
+    switch (work) {
+    case StepWork::update:
+        return make(sized, {b.gradient_shard, io.gradient_norm, io.hyper, b.exp_avg, io.overflow, b.copies},
+                    {b.exp_avg, b.gradient_shard}, program::AdamAttr{b.elements / b.group_size, b.decayed});
+    case StepWork::spread:
+        return make(sized, {b.gradient_shard}, {b.gradients});
+    case StepWork::collect:
+        return make(sized, {b.gradients}, {b.muon.collected}, attr);
+    case StepWork::join:
+        return make(sized, {b.muon.collected}, {b.muon.updates});
+    default:
+        break;
+    }
+    const bool rounded_later = !b.matrices.empty(); // as the next step begins
+    return make(sized,
+                {b.muon.parts > 1 ? b.muon.updates : b.gradients, io.gradient_norm, io.hyper, b.master, io.overflow},
+                {b.master, rounded_later ? program::no_tensor : b.weight_shard, b.muon.work, b.muon.norm}, attr);
+}
+
+// One rank's states of a bucket: from the host, through AdamW, or back.
+program::Op optimizer_op(const program::Program& program, std::size_t bucket, StepWork work, const StepOp& sized) {
+    const program::ProgramIo& io = program.io;
+    const program::Bucket& b = program.buckets[bucket];
+    std::vector<program::TensorId> states{b.master, b.exp_avg}, homes{b.host_master, b.host_exp_avg};
+    if (b.exp_avg_sq != program::no_tensor) states.push_back(b.exp_avg_sq), homes.push_back(b.host_exp_avg_sq);
     if (work == StepWork::store) return make(sized, states, homes);
-    if (work == StepWork::fetch) // Activations are gone before the norm of the gradients, for which the fetch waits.
-        return make(sized, {io.gradient_norm, homes[0], homes[1], homes[2]}, states);
+    if (work == StepWork::fetch) { // Activations are gone before the norm of the gradients, for which the fetch waits.
+        homes.insert(homes.begin(), io.gradient_norm);
+        return make(sized, homes, states);
+    }
+    if (b.is_muon()) return muon_op(program, bucket, work, sized);
     const program::TensorId weights =
         b.matrices.empty() ? b.weight_shard : program::no_tensor; // Else they are rounded as the next step begins.
     return make(
@@ -206,10 +235,11 @@ program::Template finish_template(const program::Program& program, const plan::P
         const auto scalars = static_cast<int>(tensor(program, io.step_sums).elements());
         finish.ops.push_back(make(norm_op(scalars), {io.step_sums}, {io.step_sums}, program::ReduceAttr{false}));
     }
-    each_op_behind_norm(buckets.size(), [&](std::size_t i, StepWork work) {
+    const auto is_muon = [&](std::size_t i) { return buckets[i].is_muon(); };
+    each_op_behind_norm(buckets.size(), is_muon, [&](std::size_t i, StepWork work) {
         const BucketSize size = size_of(program, buckets[i]);
         if (!has_work(plan, size, work)) return;
-        finish.ops.push_back(optimizer_op(program, buckets[i], work, step_op(plan, size, work)));
+        finish.ops.push_back(optimizer_op(program, i, work, step_op(plan, size, work)));
     });
     for (const program::RouterIo& router : io.routers)
         if (router.bias != program::no_tensor) finish.ops.push_back(bias_step(program, plan, router));

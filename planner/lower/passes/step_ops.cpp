@@ -11,13 +11,30 @@ double gathered_bytes(const BucketSize& b) {
     return program::is_quantized(b.weight_dtype) ? 2.0 * static_cast<double>(b.elements) : weight_bytes(b);
 }
 
-double moment_bytes(const plan::Plan& plan) { return plan.optimizer.bf16_moments ? 4.0 : 8.0; } // bytes of both moments
+// Bytes of an element's moments.
+double moment_bytes(const plan::Plan& plan, const BucketSize& b) {
+    return b.is_muon() || plan.optimizer.bf16_moments ? 4.0 : 8.0;
+}
 
 // The gradient and new weights once, master and moments read and written. Matrices are rounded as the next step begins.
+// Momentum reads and writes gradient and moment.
 double update_bytes(const plan::Plan& plan, const BucketSize& b) {
     const auto n = static_cast<double>(b.elements);
+    if (b.is_muon()) return 2.0 * (gradient_bytes(plan) + moment_bytes(plan, b)) * n / b.group_size;
     const double weights = b.matrices > 0 ? 0.0 : gathered_bytes(b);
-    return (gradient_bytes(plan) + weights / n + 2.0 * (4.0 + moment_bytes(plan))) * n / b.group_size;
+    return (gradient_bytes(plan) + weights / n + 2.0 * (4.0 + moment_bytes(plan, b))) * n / b.group_size;
+}
+
+double updates_bytes(const plan::Plan& plan, const BucketSize& b) {
+    return static_cast<double>(program::bytes_of(emit::activation_dtype(plan.precision), b.window));
+}
+
+// Every matrix is read into its place; master is read and written, and the weights once.
+double orthogonalize_bytes(const plan::Plan& plan, const BucketSize& b) {
+    const auto own = static_cast<double>(b.elements) / b.group_size;
+    const double weights = b.matrices > 0 ? 0.0 : gathered_bytes(b) / b.group_size;
+    const double sides = b.muon.matrices * b.muon.short_side * b.muon.long_side;
+    return (gradient_bytes(plan) + 4.0) * sides + 8.0 * own + weights;
 }
 
 // So many matrices of `elements` together. Each is read in BF16, or in FP32 from the master of a group of one rank, and
@@ -38,6 +55,18 @@ StepOp quantize_matrices(const BucketSize& b, double elements, double scales, in
 
 } // namespace
 
+namespace {
+
+std::int64_t muon_bytes(const program::Program& program, const program::Bucket& b) {
+    std::int64_t bytes = 0;
+    for (const program::TensorId id : {b.muon.collected, b.muon.updates, b.muon.work, b.muon.norm})
+        if (id != program::no_tensor)
+            bytes += (program.tensors[static_cast<std::size_t>(id)].bytes() + 255) / 256 * 256;
+    return bytes;
+}
+
+} // namespace
+
 BucketSize size_of(const program::Program& program, const program::Bucket& b) {
     const program::TensorId weights = b.resharded() ? b.gathered : b.weights;
     return {b.domain,
@@ -49,7 +78,11 @@ BucketSize size_of(const program::Program& program, const program::Bucket& b) {
             static_cast<int>(b.matrices.size()),
             b.quantizable,
             b.resharded(),
-            b.copy};
+            b.copy,
+            b.muon.attr,
+            b.muon.parts,
+            b.muon.window,
+            muon_bytes(program, b)};
 }
 
 program::Dtype gradient_dtype(const plan::Plan& plan) {
@@ -63,7 +96,7 @@ double weight_bytes(const BucketSize& b) {
 }
 
 double optimizer_bytes(const plan::Plan& plan, const BucketSize& b) {
-    return (4.0 + moment_bytes(plan)) * static_cast<double>(b.elements) / b.group_size;
+    return (4.0 + moment_bytes(plan, b)) * static_cast<double>(b.elements) / b.group_size;
 }
 
 bool has_work(const plan::Plan& plan, const BucketSize& b, StepWork work) {
@@ -80,6 +113,13 @@ bool has_work(const plan::Plan& plan, const BucketSize& b, StepWork work) {
     case StepWork::fetch:
     case StepWork::store:
         return (plan.offload & plan::offload::optimizer) != 0;
+    case StepWork::spread:
+        return b.is_muon() && b.group_size > 1;
+    case StepWork::collect:
+    case StepWork::join:
+        return b.is_muon() && b.parts > 1;
+    case StepWork::orthogonalize:
+        return b.is_muon();
     case StepWork::zero:
     case StepWork::update:
         return true;
@@ -129,7 +169,36 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
                 .module = program::Module::optimizer,
                 .bytes = optimizer_bytes(plan, b)};
     case StepWork::update:
-        return {.kind = program::OpKind::adamw, .module = program::Module::optimizer, .bytes = update_bytes(plan, b)};
+        return {.kind = b.is_muon() ? program::OpKind::momentum : program::OpKind::adamw,
+                .module = program::Module::optimizer,
+                .bytes = update_bytes(plan, b)};
+    case StepWork::spread:
+        return {.kind = program::OpKind::all_gather,
+                .stream = program::Stream::data,
+                .module = program::Module::optimizer,
+                .dtype = sums,
+                .group = b.group,
+                .bytes = gradient_bytes(plan) * n};
+    case StepWork::collect:
+        return {.kind = program::OpKind::collect,
+                .module = program::Module::optimizer,
+                .bytes = gradient_bytes(plan) * static_cast<double>(b.window) + updates_bytes(plan, b)};
+    case StepWork::join:
+        return {.kind = program::OpKind::all_gather,
+                .stream = b.domain == plan::Domain::dense ? program::Stream::tensor : program::Stream::expert,
+                .module = program::Module::optimizer,
+                .dtype = emit::activation_dtype(plan.precision),
+                .group = {b.domain, plan::axis::tensor},
+                .bytes = b.parts * updates_bytes(plan, b)};
+    case StepWork::orthogonalize: {
+        const double s = b.muon.short_side, l = b.muon.long_side;
+        return {.kind = program::OpKind::newton_schulz,
+                .module = program::Module::optimizer,
+                .dtype = emit::activation_dtype(plan.precision),
+                .bytes = orthogonalize_bytes(plan, b),
+                .flops = 5.0 * b.muon.matrices * (4.0 * s * s * l + 2.0 * s * s * s),
+                .muon = b.muon};
+    }
     }
     return {};
 }

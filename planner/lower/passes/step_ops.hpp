@@ -20,8 +20,13 @@ struct BucketSize {
     bool quantizable = false;                           // see Bucket
     bool resharded = false;                             // FSDP: the templates of the chunk gather and reduce it
     bool copy = false;                                  // see Bucket
+    // Muon: what Newton-Schulz multiplies; Bucket::Muon's parts, window and bytes that it works in.
+    program::MuonAttr muon{};
+    int parts = 1;
+    std::int64_t window = 0, muon_bytes = 0;
 
     // True where new weights are gathered in BF16 through the gradient buffer before they are quantized.
+    bool is_muon() const { return muon.matrices > 0.0; }
     bool staged() const { return program::is_quantized(weight_dtype) && (matrices == 0 || group_size > 1); }
 };
 BucketSize size_of(const program::Program& program, const program::Bucket& bucket);
@@ -30,7 +35,7 @@ program::Dtype gradient_dtype(const plan::Plan& plan);
 double gradient_bytes(const plan::Plan& plan); // bytes of one element
 // A bucket as products read it: quantized weights are kept row-wise and column-wise.
 double weight_bytes(const BucketSize& bucket);
-// Master weights and moments of this rank's shard.
+// Master weights and moments of this rank's shard; Muon has one moment.
 double optimizer_bytes(const plan::Plan& plan, const BucketSize& bucket);
 
 enum class StepWork : std::uint8_t {
@@ -41,10 +46,15 @@ enum class StepWork : std::uint8_t {
     reduce,   // gradients, inside the last backward
     square,   // sum of the squares of this rank's gradients
     fetch,    // offloaded optimizer states, from the host
-    update,   // AdamW
+    update,   // AdamW; Muon: its momentum
     store,    // optimizer states, back to the host
+    // Muon's, between update and store.
+    spread,        // updates of all ranks that hold shards, into the gradients
+    collect,       // slices that this rank's shard touches
+    join,          // those of the other ranks of tensor parallelism
+    orthogonalize, // Newton-Schulz, and the new weights
 };
-inline constexpr std::size_t step_work_count = 9;
+inline constexpr std::size_t step_work_count = 13;
 
 // An op of the begin or finish slot, or a reduction of the last backward; `times` of them, all alike.
 struct StepOp {
@@ -55,7 +65,8 @@ struct StepOp {
     plan::Group group{};
     double bytes = 0.0, flops = 0.0; // figures of the op, as Op's
     int times = 1;
-    bool in_blocks = false; // quantize: a matrix, see QuantizeAttr
+    bool in_blocks = false;   // quantize: a matrix, see QuantizeAttr
+    program::MuonAttr muon{}; // of newton_schulz
 };
 // True where a step does this work with the bucket.
 bool has_work(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
@@ -81,16 +92,25 @@ void each_begin_op(std::size_t buckets, EarlyZero early_zero, Visit visit) {
         if (!early_zero(b)) visit(b, StepWork::zero);
 }
 // The order of the finish slot, before and behind the norm over all ranks. Offloaded states come bucket by bucket, and
-// go back behind their update.
+// go back behind their update. Muon's updates travel while AdamW and Newton-Schulz work on other buckets; muon(bucket)
+// tells its buckets.
 template <class Visit>
 void each_op_before_norm(std::size_t buckets, Visit visit) {
     for (std::size_t b = 0; b < buckets; ++b) visit(b, StepWork::square);
 }
-template <class Visit>
-void each_op_behind_norm(std::size_t buckets, Visit visit) {
+template <class Muon, class Visit>
+void each_op_behind_norm(std::size_t buckets, Muon muon, Visit visit) {
     for (std::size_t b = 0; b < buckets; ++b) visit(b, StepWork::fetch);
     for (std::size_t b = 0; b < buckets; ++b)
-        for (const StepWork work : {StepWork::update, StepWork::store}) visit(b, work);
+        if (muon(b))
+            for (const StepWork work : {StepWork::update, StepWork::spread}) visit(b, work);
+    for (std::size_t b = 0; b < buckets; ++b)
+        if (!muon(b))
+            for (const StepWork work : {StepWork::update, StepWork::store}) visit(b, work);
+    for (std::size_t b = 0; b < buckets; ++b)
+        if (muon(b))
+            for (const StepWork work : {StepWork::collect, StepWork::join, StepWork::orthogonalize, StepWork::store})
+                visit(b, work);
 }
 
 } // namespace moe::passes

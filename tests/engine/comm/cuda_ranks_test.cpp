@@ -17,6 +17,12 @@ using namespace moe;
 
 TEST_CASE("cuda ranks 2: data parallel with sharded optimizer states") { check_ranks(2, "qwen3", {{"mbs", "2"}}); }
 
+TEST_CASE("cuda ranks 2: Muon over shards, and over slices of tensor parallelism") {
+    check_ranks(2, "qwen3", {{"optimizer", "muon"}});
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}, {"optimizer", "muon"}});
+    check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}, {"optimizer", "muon"}});
+}
+
 TEST_CASE("cuda ranks 2: tensor parallel with sequence parallelism") {
     check_ranks(2, "llama", {{"tp", "2"}});
     check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}});

@@ -62,10 +62,19 @@ TEST_CASE("cuda: documents that are masked are the CPU's, in a graph too") {
     }
 }
 
+TEST_CASE("cuda: Muon moves matrices as on the CPU, in a graph too") {
+    for (const char* model : {"qwen3", "deepseek3", "gptoss", "llama"}) {
+        check_model(model, {{"optimizer", "muon"}}, 1e-4);
+        check_model(model, {{"optimizer", "muon"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
+        check_model(model, {{"optimizer", "muon"}, {"offload", "optimizer"}}, 1e-4);
+        check_model(model, {{"optimizer", "muon"}, {"precision", "bf16"}}, 2e-2, true);
+    }
+}
+
 TEST_CASE("cuda: a bad step changes no weight, in a graph too, and the next one is taken") {
     for (const char* graph : {"none", "full"})
-        for (const Fields& fields :
-             {Fields{{"bias_update", "0.01"}}, Fields{{"precision", "bf16"}}, Fields{{"offload", "optimizer"}}}) {
+        for (const Fields& fields : {Fields{{"bias_update", "0.01"}}, Fields{{"precision", "bf16"}},
+                                     Fields{{"offload", "optimizer"}}, Fields{{"optimizer", "muon"}}}) {
             Fields all{{"cuda_graph", graph}};
             all.insert(all.end(), fields.begin(), fields.end());
             train::TrainOptions options;

@@ -152,7 +152,7 @@ void draw_passes(Dice& dice, RandomCase& c) {
                              plan::offload::moe_act | plan::offload::optimizer;
         c.plan.emplace_back("offload", plan::offload::to_string(static_cast<unsigned>(dice.next()) & all));
     }
-    maybe(8, "optimizer", "adamw+bf16_moments");
+    maybe(4, "optimizer", dice.of({"adamw+bf16_moments", "muon"}));
     maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");

@@ -84,6 +84,7 @@ TEST_CASE("what changes the meaning of a run is refused by its field, and allowe
         {"data", [](auto& r) { r.data.datasets[1].mark = 9; }},
         {"data", [](auto& r) { r.data.datasets.pop_back(); }},
         {"ema", [](auto& r) { r.ema = 0.999; }},
+        {"optimizer", [](auto& r) { r.muon = true; }},
         {"freeze", [](auto& r) { r.freeze = {"embed*"}; }},
         {"lr_group",
          [](auto& r) {

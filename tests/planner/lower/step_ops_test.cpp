@@ -48,6 +48,8 @@ double touched(const program::Program& program, const program::Op& op) {
     case program::OpKind::adamw: // states are read and written
         return bytes(program, op.in[0]) + bytes(program, op.out[3]) +
                2.0 * (bytes(program, op.out[0]) + bytes(program, op.out[1]) + bytes(program, op.out[2]));
+    case program::OpKind::momentum: // gradient and moment are read and written
+        return 2.0 * (bytes(program, op.in[0]) + bytes(program, op.out[0]));
     default:
         return -1.0;
     }
@@ -65,6 +67,7 @@ std::vector<plan::Plan> step_plans() {
     add("moe-plan", {{"precision", "fp8-blockwise"}});
     add("moe-plan", {{"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}});
     add("moe-plan", {{"capacity", "1.5"}});
+    add("moe-plan", {{"optimizer", "muon"}});
     add("bridge-26.08", {{"gradients", "bf16"}, {"precision", "fp8-tensor"}});
     add("bridge-26.08", {{"fsdp", "on"}});
     plan::Plan alone = first; // a group of one rank quantizes its masters
@@ -95,7 +98,7 @@ TEST_CASE("what a step does with buckets moves the bytes of its tensors") {
                 }
         }
     }
-    CHECK(seen.size() == 10); // every kind above
+    CHECK(seen.size() == 11); // every kind above
 }
 
 TEST_CASE("gathers come bucket by bucket, whole gradients are zeroed behind all of them, updates behind all fetches") {
@@ -117,7 +120,9 @@ TEST_CASE("gathers come bucket by bucket, whole gradients are zeroed behind all 
         2, [](std::size_t b) { return b == 1; },
         [&](std::size_t b, passes::StepWork work) { begin.emplace_back(b, work); });
     CHECK(begin.back() == Item{0, passes::StepWork::zero});
-    passes::each_op_behind_norm(2, [&](std::size_t b, passes::StepWork work) { finish.emplace_back(b, work); });
+    passes::each_op_behind_norm(
+        2, [](std::size_t) { return false; },
+        [&](std::size_t b, passes::StepWork work) { finish.emplace_back(b, work); });
     CHECK(finish == std::vector<Item>{{0, passes::StepWork::fetch},
                                       {1, passes::StepWork::fetch},
                                       {0, passes::StepWork::update},

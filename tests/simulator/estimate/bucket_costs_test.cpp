@@ -20,7 +20,12 @@ std::optional<passes::StepWork> work_of(const program::Op& op) {
     case program::OpKind::cast:
         return passes::StepWork::round;
     case program::OpKind::all_gather:
-        return passes::StepWork::gather;
+        if (op.module != program::Module::optimizer) return passes::StepWork::gather;
+        return op.stream == program::Stream::data ? passes::StepWork::spread : passes::StepWork::join;
+    case program::OpKind::collect:
+        return passes::StepWork::collect;
+    case program::OpKind::newton_schulz:
+        return passes::StepWork::orthogonalize;
     case program::OpKind::quantize:
         return passes::StepWork::quantize;
     case program::OpKind::reduce_scatter:
@@ -32,6 +37,7 @@ std::optional<passes::StepWork> work_of(const program::Op& op) {
     case program::OpKind::copy_to_host:
         return passes::StepWork::store;
     case program::OpKind::adamw:
+    case program::OpKind::momentum:
         return passes::StepWork::update;
     default:
         return std::nullopt;
@@ -49,6 +55,11 @@ TEST_CASE("a step's ops with its buckets cost in the estimate what the lowered o
         plan::set_field(plan, "offload", offloaded);
         plans.push_back(plan);
     }
+    plans.push_back(plans.back());
+    for (const auto& [field, value] : {std::pair{"optimizer", "muon"}, {"tp", "2"}, {"offload", "none"}})
+        plan::set_field(plans.back(), field, value);
+    plans.back().dp /= 2;
+    REQUIRE(plan::check_plan(plans.back()).message == "");
     std::array<int, passes::step_work_count> compared{};
     for (const plan::Plan& plan : plans) {
         CAPTURE(plan::plan_to_json(plan));

@@ -230,7 +230,7 @@ TEST_CASE("fast and event-driven agree where ops are priced by measured calls of
 }
 
 TEST_CASE("an estimate does not depend on what was estimated before, nor on threads") {
-    const std::vector<RandomPlan> drawn = random_plans(7, 40);
+    const std::vector<RandomPlan> drawn = random_plans(7, draws(40));
     std::vector<const RandomPlan*> same; // of one machine and stack, since an estimator serves one of each
     for (const RandomPlan& d : drawn)
         if (d.plan.hardware == drawn.front().plan.hardware && d.stack.name == drawn.front().stack.name)

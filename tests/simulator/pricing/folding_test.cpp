@@ -4,6 +4,7 @@
 #include "planner/base/files.hpp"
 #include "simulator/published/runs.hpp"
 #include "simulator/published/validate.hpp"
+#include "tests/support/draws.hpp"
 
 #include <doctest/doctest.h>
 
@@ -59,7 +60,7 @@ std::vector<const Row*> folding_rows() {
 
 } // namespace
 
-TEST_CASE("folding paper: MFU of every row, predicted beside published") {
+TEST_CASE("folding paper: MFU of every row, predicted beside published" * doctest::skip(sanitized)) {
     const std::vector<const Row*> list = folding_rows();
     REQUIRE(list.size() >= 50);
     std::string text = fmt::format("{:<16} {:<9} {:>5} {:>7} {:>5}  {:>9} {:>9} {:>7}  {}", "model", "method", "GPUs",
@@ -86,7 +87,7 @@ TEST_CASE("folding paper: MFU of every row, predicted beside published") {
     }
 }
 
-TEST_CASE("folding paper: every ordering of methods within a model is right") {
+TEST_CASE("folding paper: every ordering of methods within a model is right" * doctest::skip(sanitized)) {
     using Group = std::tuple<std::string, int, std::int64_t, std::int64_t, std::string>;
     std::map<Group, std::vector<const Row*>> groups;
     for (const Row* row : folding_rows()) {
@@ -107,7 +108,7 @@ TEST_CASE("folding paper: every ordering of methods within a model is right") {
     CHECK(pairs >= 60);
 }
 
-TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its shape") {
+TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its shape" * doctest::skip(sanitized)) {
     // Each method's rate over the rate of its smallest job, within 0.12 of the published ratio.
     std::map<std::tuple<std::string, std::string, bool>, std::vector<const Row*>> series;
     for (const Row* row : folding_rows())

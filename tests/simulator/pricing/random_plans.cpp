@@ -120,6 +120,7 @@ bool draw(Random& random, RandomPlan& out) {
         p.documents = moe::plan::Documents::mask;
         p.lengths = "300:40+2500:6+20000:1";
     }
+    p.optimizer.muon = out.stack.muon && aside.next() % 3 == 0;
     if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan::plan_to_json(p);

@@ -42,7 +42,7 @@ const std::map<std::string, Values>& field_values() {
         {"gradients", {"fp32", "bf16"}},
         {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
         {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
-        {"optimizer", {"adamw", "adamw+bf16_moments"}},
+        {"optimizer", {"adamw", "adamw+bf16_moments", "muon"}},
         {"fsdp", {"off", "on"}},
         {"dispatcher", {"alltoall", "allgather", "deepep", "hybridep"}},
         {"cp_comm", {"ring", "alltoall"}},
@@ -154,6 +154,13 @@ const Named questions[] = {
          return asked([&](std::vector<double>& list) {
              list.push_back(bound_model.early_step_bound(plan));
              const int layers = bound_model.early_layer_costs(plan), stages = bound_model.stage_split(plan);
+             add(list, bound_model.bound(layers, stages));
+         });
+     }},
+    {"near bound",
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             const int layers = bound_model.near_layer_costs(plan), stages = bound_model.stage_split(plan);
              add(list, bound_model.bound(layers, stages));
          });
      }},

@@ -428,8 +428,8 @@ class Plan(Document):
     offload: list[Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "optimizer"]] | None = None
     """Modules whose inputs wait in host memory; optimizer: its states"""
 
-    optimizer: Literal["adamw", "adamw+bf16_moments"] | None = None
-    """AdamW with FP32 or BF16 moments"""
+    optimizer: Literal["adamw", "adamw+bf16_moments", "muon"] | None = None
+    """AdamW with FP32 or BF16 moments, or Muon for the matrices of layers"""
 
     fsdp: bool | None = None
     """Weights, gradients and states sharded over data parallelism"""
@@ -2565,6 +2565,9 @@ class ShowStack(Document):
 
     bf16_moments: bool
     """Offers BF16 moments"""
+
+    muon: bool
+    """Offers Muon for the matrices of layers"""
 
     paged_stash: bool
     """Offers a paged stash"""
