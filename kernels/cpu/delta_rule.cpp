@@ -151,7 +151,8 @@ void chunk_grad(const Chunk& z, const Matrix& state, Matrix& dstate, ChunkGradie
     const Matrix of_scores = lower.cwiseProduct(z.scores);
     d.dg += of_scores.rowwise().sum() - of_scores.colwise().sum().transpose();
     // Of the state before, and of both systems.
-    Matrix dx = -(dfresh * state.transpose()), dy = dfresh;
+    Matrix dx = -(dfresh * state.transpose()), dy;
+    dy = dfresh;
     dstate *= z.carried;
     dstate.noalias() += (z.e.asDiagonal() * z.q).transpose() * d.dout;
     dstate.noalias() -= z.w.transpose() * dfresh;
