@@ -363,46 +363,30 @@ private:
         rank.clocks.device = start + late + seconds;
         rank.clocks.host += model_.step_launch;
     }
-    // Offloaded states come from the host bucket by bucket, and go back behind their update.
+    // Offloaded states come from the host bucket by bucket, and go back behind their update. What computes is slowed by
+    // Muon's updates on their way beside it.
     void update(Rank& rank) const {
-        double copied = rank.clocks.device;
-        const auto copy = [&](double ready, double seconds) {
+        double copied = rank.clocks.device, spread = copied;
+        const auto travel = [&](double& stream, double ready, double seconds) {
             if (seconds == 0.0) return;
-            copied = std::max({copied, ready, rank.clocks.host}) + seconds;
+            stream = std::max({stream, ready, rank.clocks.host}) + seconds;
             rank.clocks.host += model_.step_launch;
         };
         std::vector<double> there(rank.buckets.size());
-        double spread = rank.clocks.device;
         const auto is_muon = [&](std::size_t i) { return rank.buckets[i]->muon; };
-        // What computes is slowed by updates on their way beside it.
-        const auto compute = [&](double ready, double seconds) {
-            optimize(rank, ready, seconds);
-            rank.play.optimizer += slow_down(rank, seconds, 1.0);
-        };
         passes::each_op_behind_norm(rank.buckets.size(), is_muon, [&](std::size_t i, passes::StepWork work) {
             const double seconds = (*rank.buckets[i])[work];
-            switch (work) {
-            case passes::StepWork::update:
-                return compute(there[i], seconds);
-            case passes::StepWork::spread:
-                if (seconds == 0.0) return;
-                spread = std::max({spread, rank.clocks.device, rank.clocks.host}) + seconds;
-                rank.clocks.host += model_.step_launch;
+            if (work == passes::StepWork::fetch || work == passes::StepWork::store) {
+                travel(copied, work == passes::StepWork::fetch ? copied : rank.clocks.device, seconds);
+                if (work == passes::StepWork::fetch) there[i] = copied;
+            } else if (work == passes::StepWork::spread && seconds > 0.0) {
+                travel(spread, rank.clocks.device, seconds);
                 rank.collectives.emplace_back(spread - seconds, spread);
                 there[i] = spread;
-                return;
-            case passes::StepWork::join:
-                if (seconds > 0.0) optimize(rank, there[i], seconds);
-                return;
-            case passes::StepWork::collect:
-            case passes::StepWork::orthogonalize:
-                if (seconds > 0.0) compute(there[i], seconds);
-                return;
-            default:
-                break;
+            } else if (work == passes::StepWork::update || seconds > 0.0) {
+                optimize(rank, there[i], seconds);
+                if (work != passes::StepWork::join) rank.play.optimizer += slow_down(rank, seconds, 1.0);
             }
-            copy(work == passes::StepWork::fetch ? copied : rank.clocks.device, seconds);
-            if (work == passes::StepWork::fetch) there[i] = copied;
         });
         rank.play.optimizer += std::max(0.0, copied - rank.clocks.device);
         rank.clocks.device = std::max(rank.clocks.device, copied);
