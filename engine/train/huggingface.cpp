@@ -102,9 +102,8 @@ std::vector<Source> sources(const model::Model& model, const std::string& name, 
         return Source{std::move(at), std::move(stored), offset, shape.cols, 1, shift};
     };
     if (const families::JoinedRows joined = families::joined_rows(model, name); !joined.name.empty()) {
-        std::vector<std::int64_t> stored{joined.rows, shape.cols};
-        if (joined.middle) stored.insert(stored.begin() + 1, 1);
-        Source source = plain(joined.name, std::move(stored), joined.first * shape.cols);
+        Source source = plain(joined.name, {joined.rows, shape.cols}, joined.first * shape.cols);
+        if (joined.middle) source.shape = {joined.rows, 1, shape.cols};
         source.run = joined.run, source.run_stride = joined.stride * shape.cols;
         return {source};
     }
@@ -307,26 +306,6 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     for (const std::string& name : weights.names())
         if (!used.count(name)) report.unused.push_back(name);
     return report;
-}
-
-std::string describe(const LoadReport& report) {
-    std::string text;
-    if (!report.unused.empty()) {
-        constexpr std::size_t named = 8;
-        const std::vector<std::string> first(report.unused.begin(),
-                                             report.unused.begin() +
-                                                 static_cast<std::ptrdiff_t>(std::min(named, report.unused.size())));
-        text =
-            fmt::format("{} tensors of the checkpoint are not used: {}{}", report.unused.size(),
-                        shown(fmt::format("{}", fmt::join(first, ", "))), report.unused.size() > named ? ", ..." : "");
-    }
-    if (report.grown_from > 0)
-        text += fmt::format("{}the vocabulary grows from {} to {} tokens: rows of new ones are the mean of the others",
-                            text.empty() ? "" : "; ", report.grown_from, report.grown_to);
-    if (!report.difference.empty())
-        text += fmt::format("{}the checkpoint's config.json differs in {}", text.empty() ? "" : "; ",
-                            fmt::join(report.difference, ", "));
-    return text;
 }
 
 namespace {

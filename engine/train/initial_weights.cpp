@@ -1,4 +1,4 @@
-// New tokens' rows, and the weights of checkpoints.
+// New tokens' rows, the weights of checkpoints, and what there is to say of weights that were loaded.
 #include "engine/train/initial_weights.hpp"
 
 #include "planner/base/error.hpp"
@@ -89,6 +89,26 @@ LoadReport load_weights(Trainer& trainer, const weights::StoredCheckpoint& check
     for (const auto& [name, shape] : checkpoint.shapes())
         if (trainer.parameters().count(name) == 0) report.unused.push_back(name);
     return report;
+}
+
+std::string describe(const LoadReport& report) {
+    std::string text;
+    if (!report.unused.empty()) {
+        constexpr std::size_t named = 8;
+        const std::vector<std::string> first(report.unused.begin(),
+                                             report.unused.begin() +
+                                                 static_cast<std::ptrdiff_t>(std::min(named, report.unused.size())));
+        text =
+            fmt::format("{} tensors of the checkpoint are not used: {}{}", report.unused.size(),
+                        shown(fmt::format("{}", fmt::join(first, ", "))), report.unused.size() > named ? ", ..." : "");
+    }
+    if (report.grown_from > 0)
+        text += fmt::format("{}the vocabulary grows from {} to {} tokens: rows of new ones are the mean of the others",
+                            text.empty() ? "" : "; ", report.grown_from, report.grown_to);
+    if (!report.difference.empty())
+        text += fmt::format("{}the checkpoint's config.json differs in {}", text.empty() ? "" : "; ",
+                            fmt::join(report.difference, ", "));
+    return text;
 }
 
 } // namespace moe::train

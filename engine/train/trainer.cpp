@@ -145,8 +145,6 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
-    r.sequence.resize(static_cast<std::size_t>(plan_.seq));
-    std::iota(r.sequence.begin(), r.sequence.end(), 0);
     if (plan_.masks_documents() || program_of(r).io.chunk_starts != program::no_tensor) {
         r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
         std::iota(r.queries.begin(), r.queries.end(), 0);

@@ -4,6 +4,7 @@
 #include "planner/model/model.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace moe::train {
 
@@ -74,7 +75,11 @@ void Trainer::write_documents(Rank& r, int micro_batch) {
         return starts_[static_cast<std::size_t>(sample * (plan_.seq + 1) + position)];
     };
     write_rows(r, io.document_starts, micro_batch, r.queries, start);
-    if (io.sequence_starts != program::no_tensor) write_rows(r, io.sequence_starts, micro_batch, r.sequence, start);
+    if (io.sequence_starts != program::no_tensor) {
+        r.sequence.resize(static_cast<std::size_t>(plan_.seq));
+        std::iota(r.sequence.begin(), r.sequence.end(), 0);
+        write_rows(r, io.sequence_starts, micro_batch, r.sequence, start);
+    }
     write_rows(r, io.document_positions, micro_batch, r.positions,
                [&](std::int64_t sample, std::int32_t position) { return position - start(sample, position); });
 }

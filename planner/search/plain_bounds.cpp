@@ -36,6 +36,7 @@ public:
     double merged_step_bound(const plan::Plan&) override { return 0.0; }
     double early_step_bound(const plan::Plan&) override { return 0.0; }
     int early_layer_costs(const plan::Plan&) override { return -1; }
+    int near_layer_costs(const plan::Plan&) override { return -1; }
     int coarse_layer_costs(const plan::Plan&) override { return -1; }
     double step_bound(int) override { return 0.0; }
     // Nothing is known to be better than anything else.

@@ -56,6 +56,9 @@ public:
     virtual double early_step_bound(const plan::Plan& plan) = 0;
     // A handle as from layer_costs(), as cheap: its bounds are floors with any CUDA graphs and any recomputation.
     virtual int early_layer_costs(const plan::Plan& plan) = 0;
+    // A handle as from early_layer_costs(), dearer and nearer: it knows the kind of layer that the model has most of,
+    // with the plan's CUDA graphs. Seconds within the margin of estimates with any recomputation.
+    virtual int near_layer_costs(const plan::Plan& plan) = 0;
     // A handle as from layer_costs(), cheaper for FSDP: its bounds are no greater.
     virtual int coarse_layer_costs(const plan::Plan& plan) = 0;
     // If every entry of key(a) is <= that of key(b), plan a is at least as fast as plan b for every stage split. Holds

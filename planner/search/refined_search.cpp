@@ -7,6 +7,7 @@
 #include "planner/plan/plan_fields.hpp"
 #include "planner/search/explore.hpp"
 #include "planner/search/offload_fit.hpp"
+#include "planner/search/played_plans.hpp"
 #include "planner/search/thrifty.hpp"
 #include "planner/search/variants.hpp"
 #include "planner/stack/stack.hpp"
@@ -105,15 +106,7 @@ private:
 
     // Plans that do not fit, and those that cannot be priced, are left out. fresh: none of them was counted before.
     void play(const std::vector<plan::Plan>& plans, bool fresh = true) {
-        std::vector<std::optional<Estimate>> played(plans.size());
-        in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
-            try {
-                if (estimator_.memory_bytes(plans[i]) <= plans[i].hardware->memory_bytes)
-                    played[i] = estimator_.play(plans[i]);
-            } catch (const Error& error) {
-                if (error.fault() != Fault::bad_input) throw;
-            }
-        });
+        const std::vector<std::optional<Estimate>> played = played_.of(plans);
         for (std::size_t i = 0; i < plans.size(); ++i) {
             if (!played[i]) continue;
             if (!played[i]->fits) {
@@ -384,6 +377,7 @@ private:
     std::size_t threads_;
     std::set<std::string> pinned_;
     TopK top_plans_;
+    PlayedPlans played_{estimator_, threads_};
     TopK nearest_{12, true}; // best plans of all that were played, whatever their mappings
     SearchResult result_;
     double least_on_host_ = std::numeric_limits<double>::infinity(); // fewest bytes of played plans that did not fit

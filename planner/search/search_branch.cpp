@@ -111,30 +111,47 @@ private:
         for (const auto& [counter, reason] : beside.rejected.reasons)
             found_.rejected.add({counter, reason.message}, reason.count * optimizers_ * count);
         if (exhaustive_) return keep_all(root, shapes, beside.sound);
-        const std::vector<std::size_t> left =
-            not_hopeless(root, shapes, static_cast<std::int64_t>(beside.sound.size()));
+        const auto others = static_cast<std::int64_t>(beside.sound.size());
+        std::vector<std::size_t> left = not_hopeless(early(root), root, shapes, others);
+        if (left.empty() || others == 0) return;
+        if (space_.recompute_sets()[beside.sound.front()] == 0) left = not_hopeless(near(root), root, left, others);
         if (left.empty()) return;
         const std::vector<std::size_t> sets = own_sets(root, open, chunks);
         dominated_ += static_cast<std::int64_t>((beside.sound.size() - sets.size()) * left.size()) * optimizers_;
         if (!sets.empty()) search_sets(root, left, sets);
     }
 
-    // Shapes with which a plan of the root could fit and win; the others are counted with `sets` sets each.
-    std::vector<std::size_t> not_hopeless(std::size_t root, const std::vector<std::size_t>& shapes, std::int64_t sets) {
+    int early(std::size_t root) {
         int& early = early_[like_[root]];
-        if (early == unasked) {
-            plan::Plan plan = plan_at(typical_, root, 0);
-            plan.recompute = 0;
-            early = bound_model_.early_layer_costs(plan);
+        if (early == unasked) early = bound_model_.early_layer_costs(plain_plan(root));
+        return early;
+    }
+    // Where this has no price, the sets tell why.
+    int near(std::size_t root) {
+        try {
+            return bound_model_.near_layer_costs(plain_plan(root));
+        } catch (const Error& error) {
+            if (error.fault() != Fault::bad_input) throw;
+            return early(root);
         }
+    }
+    plan::Plan plain_plan(std::size_t root) const {
+        plan::Plan plan = plan_at(typical_, root, 0);
+        plan.recompute = 0;
+        return plan;
+    }
+
+    // Shapes with which plans of the root could fit and win by a floor; others are counted with `sets` sets each.
+    std::vector<std::size_t> not_hopeless(int floor, std::size_t root, const std::vector<std::size_t>& shapes,
+                                          std::int64_t sets) {
         std::vector<std::size_t> left;
-        if (hopeless(bound_model_.step_bound(early))) {
+        if (hopeless(bound_model_.step_bound(floor))) {
             bound_ += static_cast<std::int64_t>(shapes.size()) * sets * optimizers_;
             return left;
         }
         for (const std::size_t s : shapes) {
             try {
-                const LowerBound least = bound_model_.bound(early, stages(s, root));
+                const LowerBound least = bound_model_.bound(floor, stages(s, root));
                 if (too_large(least.memory_bytes)) {
                     memory_ += sets * optimizers_;
                     note(s, root, 0, least.memory_bytes);
@@ -212,12 +229,12 @@ private:
             shapes = std::move(large);
         }
         std::vector<std::size_t> rest(first, sets.end());
-        const std::optional<std::size_t> largest = largest_of(rest);
+        const std::optional<std::size_t> largest = largest_of(space_, rest);
         if (largest) {
             take_large(root, *largest, shapes, others);
             std::erase(rest, *largest);
             // Mostly `full`: where it alone fits, the others need not be asked one by one.
-            if (const std::optional<std::size_t> second = largest_of(rest)) {
+            if (const std::optional<std::size_t> second = largest_of(space_, rest)) {
                 const std::vector<std::size_t> tight =
                     take_large(root, *second, shapes, static_cast<std::int64_t>(rest.size()) * optimizers_);
                 bound_sets(root, tight, {*largest});
@@ -230,7 +247,7 @@ private:
     void bound_sets(std::size_t root, const std::vector<std::size_t>& shapes, const std::vector<std::size_t>& sets) {
         std::vector<std::vector<unsigned>> fitting(shapes.size()); // modules recomputed by sets that fit
         for (const std::size_t set : sets) {
-            const unsigned modules = covered(set);
+            const unsigned modules = covered(space_, set);
             const auto dominated = [modules](const std::vector<unsigned>& sets_that_fit) {
                 return std::any_of(sets_that_fit.begin(), sets_that_fit.end(),
                                    [modules](unsigned fewer) { return (fewer & ~modules) == 0; });
@@ -301,23 +318,6 @@ private:
         }
         return taken;
     }
-    // The set that recomputes what any of the others does, if there is one.
-    std::optional<std::size_t> largest_of(const std::vector<std::size_t>& sets) const {
-        for (const std::size_t set : sets)
-            if (std::all_of(sets.begin(), sets.end(),
-                            [&](std::size_t other) { return (covered(other) & ~covered(set)) == 0; }))
-                return set;
-        return std::nullopt;
-    }
-    // Modules that a set recomputes, those inside others included.
-    unsigned covered(std::size_t set) const {
-        unsigned modules = space_.recompute_sets()[set];
-        if ((modules & plan::recompute::full) != 0) modules = ~0U;
-        if ((modules & plan::recompute::moe) != 0)
-            modules |= plan::recompute::moe_act | plan::recompute::shared_experts;
-        return modules;
-    }
-
     // Bounds the plan with the smallest optimizer states; the others are worse in either case.
     Verdict bound_plan(std::size_t root, std::size_t s, std::size_t set, int layers, bool coarse = false) {
         LowerBound bound;

@@ -49,6 +49,11 @@ bool sooner(const Candidate& a, const Candidate& b);
 // Least step seconds of a plan with this bound, less the tested margin.
 double least_seconds(double bound);
 
+// Modules that the set of this index recomputes, those inside others included.
+unsigned covered(const SearchSpace& space, std::size_t set);
+// The set that recomputes what any of the others does, if there is one; by index.
+std::optional<std::size_t> largest_of(const SearchSpace& space, const std::vector<std::size_t>& sets);
+
 // The plans and the least memory that a part of the search space came to.
 struct Found {
     std::int64_t evaluated = 0; // number of candidates whose bound fits

@@ -1,6 +1,7 @@
-// Candidates: the plan that one stands for, their order, and how many a branch has.
+// Candidates: the plan that one stands for, their order, how many a branch has, and what their sets recompute.
 #include "planner/search/search_branch.hpp"
 
+#include <algorithm>
 #include <tuple>
 
 namespace moe::search {
@@ -47,6 +48,21 @@ bool sooner(const Candidate& a, const Candidate& b) {
 }
 
 double least_seconds(double bound) { return bound * (1.0 - bound_time_margin); }
+
+unsigned covered(const SearchSpace& space, std::size_t set) {
+    unsigned modules = space.recompute_sets()[set];
+    if ((modules & plan::recompute::full) != 0) modules = ~0U;
+    if ((modules & plan::recompute::moe) != 0) modules |= plan::recompute::moe_act | plan::recompute::shared_experts;
+    return modules;
+}
+
+std::optional<std::size_t> largest_of(const SearchSpace& space, const std::vector<std::size_t>& sets) {
+    for (const std::size_t set : sets)
+        if (std::all_of(sets.begin(), sets.end(),
+                        [&](std::size_t other) { return (covered(space, other) & ~covered(space, set)) == 0; }))
+            return set;
+    return std::nullopt;
+}
 
 std::int64_t candidates_of(const SearchSpace& space, const SearchNode& branch, std::size_t roots) {
     return static_cast<std::int64_t>(branch.divided.size() * roots * space.recompute_sets().size() *

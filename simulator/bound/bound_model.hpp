@@ -29,6 +29,7 @@ public:
     double step_bound(int layers) override;
     double early_step_bound(const plan::Plan& plan) override;
     int early_layer_costs(const plan::Plan& plan) override;
+    int near_layer_costs(const plan::Plan& plan) override;
     int coarse_layer_costs(const plan::Plan& plan) override;
     std::vector<double> dominance_key(int layers) override;
     double least_bytes(const plan::Plan& plan) override;
@@ -111,6 +112,9 @@ private:
     std::vector<Terms> early_terms(const plan::Plan& plan);
     int add_layers(const plan::Plan& plan, std::vector<Terms>* early);
     void find_terms(Layers& layers, std::size_t segment);
+    int add_floors(const plan::Plan& plan, const std::vector<Terms>& terms);
+    // Whether coarse terms of the plan are cheaper than its own.
+    static bool coarse(const plan::Plan& plan) { return plan.reshards() && !plan.paged_stash && !offloads(plan); }
     // Works out what the model has in one place and these stages in another: most layers are never asked for it.
     void complete(Layers& layers, const Stages& stages);
     // The stages of a handle, filled with these layers.

@@ -85,15 +85,15 @@ int FastBoundModel::add_layers(const plan::Plan& plan, std::vector<Terms>* early
 void FastBoundModel::find_terms(Layers& layers, std::size_t segment) {
     const plan::Plan& plan = layers.plan;
     const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+    const int place = placement(plan);
+    const estimate::Placements& places = placements_[static_cast<std::size_t>(place)];
     if (layers.early == nullptr) {
-        const int place = placement(plan);
-        layers.terms[segment] =
-            &terms_.of(plan, segments_[segment], place, placements_[static_cast<std::size_t>(place)], costs);
+        layers.terms[segment] = &terms_.of(plan, segments_[segment], place, places, costs);
         return;
     }
     constexpr auto data = static_cast<std::size_t>(program::Stream::data);
     Terms& early = (*layers.early)[segment];
-    Terms coarse = terms_.coarse(plan, segments_[segment], placement(plan), costs);
+    Terms coarse = terms_.coarse(plan, segments_[segment], place, places, costs);
     for (int side = 0; side < 2; ++side) coarse.sides[side].busy[data] = early.sides[side].busy[data];
     early = coarse;
     layers.terms[segment] = &early;
@@ -131,8 +131,9 @@ std::vector<Terms> FastBoundModel::early_terms(const plan::Plan& asked) {
     list_segments(plan.model);
     const int place = placement(plan);
     const std::array<int, 2> places = part_places_[static_cast<std::size_t>(place)];
-    PartFloors::Key<plan::Subject::dense> dense_key{plan::PlanKey<plan::Subject::dense>(plan), {}, places[0]};
-    PartFloors::Key<plan::Subject::routed> routed_key{plan::PlanKey<plan::Subject::routed>(plan), {}, places[1]};
+    const plan::Plan named = named_as(asked, sources_.segments.stack());
+    PartFloors::Key<plan::Subject::dense> dense_key{plan::PlanKey<plan::Subject::dense>(named), {}, places[0]};
+    PartFloors::Key<plan::Subject::routed> routed_key{plan::PlanKey<plan::Subject::routed>(named), {}, places[1]};
     Parts& dense = dense_parts_[dense_key];
     Parts& routed = routed_parts_[routed_key];
     dense.resize(segments_.size());
@@ -150,7 +151,7 @@ std::vector<Terms> FastBoundModel::early_terms(const plan::Plan& asked) {
         };
         if (!look()) {
             const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
-            sources_.parts.learn(plan, id, places, terms_.priced(plan, id, place, costs));
+            sources_.parts.learn(named, id, places, terms_.priced(plan, id, place, costs));
             look();
         }
         if (!offloads(plan)) {
@@ -173,11 +174,11 @@ std::vector<Terms> FastBoundModel::early_terms(const plan::Plan& asked) {
     return early;
 }
 
-int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
-    const std::vector<Terms>& early = own_terms_.emplace_back(early_terms(plan));
+// Floors say nothing of what layers save, but for the inputs of layers.
+int FastBoundModel::add_floors(const plan::Plan& plan, const std::vector<Terms>& terms) {
     Layers result;
     result.plan = plan;
-    for (const Terms& t : early) result.terms.push_back(&t);
+    for (const Terms& t : terms) result.terms.push_back(&t);
     std::vector<int> pools; // pools of layers' inputs
     for (const estimate::SegmentId id : segments_)
         pools.push_back(id.kind == lower::SegmentKind::layer || lower::is_mtp(id.kind) ? 0 : -1);
@@ -187,9 +188,29 @@ int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
     return static_cast<int>(layers_.size()) - 1;
 }
 
+int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
+    return add_floors(plan, own_terms_.emplace_back(early_terms(plan)));
+}
+
+int FastBoundModel::near_layer_costs(const plan::Plan& asked) {
+    plan::Plan plan = asked;
+    plan.recompute = 0;
+    std::vector<Terms> floors = early_terms(plan);
+    const auto most = static_cast<std::size_t>(std::max_element(counts_.begin(), counts_.end()) - counts_.begin());
+    Layers one;
+    one.plan = plan;
+    one.early = coarse(plan) ? &floors : nullptr;
+    one.terms.assign(segments_.size(), nullptr);
+    find_terms(one, most);
+    const Terms own = *one.terms[most];
+    std::copy(std::begin(own.sides), std::end(own.sides), std::begin(floors[most].sides));
+    floors[most].first_saves = own.first_saves;
+    return add_floors(plan, own_terms_.emplace_back(std::move(floors)));
+}
+
 int FastBoundModel::coarse_layer_costs(const plan::Plan& plan) {
     // Tensors that are stashed or offloaded depend on what is recomputed, so that sets share nothing.
-    if (!plan.reshards() || plan.paged_stash || offloads(plan)) return layer_costs(plan);
+    if (!coarse(plan)) return layer_costs(plan);
     list_segments(plan.model);
     return add_layers(plan, &own_terms_.emplace_back(early_terms(plan)));
 }

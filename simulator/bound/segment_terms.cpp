@@ -5,6 +5,7 @@
 #include "planner/lower/passes/merge.hpp"
 #include "planner/lower/passes/recompute.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "simulator/replay/contention.hpp"
 
 #include <algorithm>
@@ -67,6 +68,12 @@ plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack) {
     if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
     if (stack.costs.fsdp_sm_share == 0.0 && !plan.reshards()) plan.fsdp = false;
     return plan;
+}
+
+plan::Plan named_as(const plan::Plan& plan, const stack::Stack& stack) {
+    plan::Plan named = priced_as(plan, stack);
+    if (plan::stack_traits(named).engine != plan::StackEngine::own && !named.fsdp) named.pp = 1;
+    return named;
 }
 
 bool runs_early(const program::Op& op) {
@@ -159,7 +166,7 @@ unsigned SegmentTerms::modules(const plan::Plan& plan, estimate::SegmentId id) {
 
 const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id,
                                                  int place, const cost::CostModel& costs) {
-    plan::Plan same = priced_as(plain_of(plan), cache_.stack());
+    plan::Plan same = named_as(plain_of(plan), cache_.stack());
     const Key key{{same, id}, place};
     if (const auto known = prices_.find(key); known != prices_.end()) return known->second;
     // CUDA graphs change what the host does alone.
@@ -208,11 +215,11 @@ SegmentTerms::Priced SegmentTerms::priced(plan::Plan plan, estimate::SegmentId i
 
 const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, int place,
                               const estimate::Placements& places, const cost::CostModel& costs) {
-    plan::Plan named = priced_as(plan, cache_.stack());
+    plan::Plan named = named_as(plan, cache_.stack());
     named.recompute &= modules(plan, id);
     const Key key{{named, id}, place};
     if (const auto known = terms_.find(key); known != terms_.end()) return *known->second;
-    const SegmentLibrary::TermsKey shared{key.time, places};
+    const SegmentLibrary::TermsKey shared{key.time, places, false};
     const Terms* found = library_.known_terms(shared);
     if (found == nullptr) {
         plan::Plan own = plan; // Sets that differ in what the segment does not have share its lowering.
@@ -227,16 +234,18 @@ const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, in
 }
 
 const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id, int place,
-                                  const cost::CostModel& costs) {
+                                  const estimate::Placements& places, const cost::CostModel& costs) {
     plan::Plan whole = plan, bare = priced_as(plan, cache_.stack()), named = bare;
     whole.fsdp = false;
     whole = priced_as(whole, cache_.stack());
     bare.recompute = 0;
-    const Plain& base = plain(whole, id);
-    whole.recompute &= base.shape->modules;
+    whole.recompute &= modules(whole, id);
     named.recompute = whole.recompute;
     const Key key{{named, id}, place};
-    if (const auto known = coarse_.find(key); known != coarse_.end()) return known->second;
+    if (const auto known = coarse_.find(key); known != coarse_.end()) return *known->second;
+    const SegmentLibrary::TermsKey shared{key.time, places, true};
+    if (const Terms* found = library_.known_terms(shared)) return *coarse_.emplace(key, found).first->second;
+    const Plain& base = plain(whole, id);
     std::vector<cost::OpCost>& cheapest = cheapest_[{{bare, id}, place}];
     if (cheapest.empty()) {
         std::vector<cost::OpCost> ops =
@@ -254,7 +263,8 @@ const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id
             }
         cheapest = std::move(ops);
     }
-    return coarse_.emplace(key, played(base, whole, id, cheapest, {}, true)).first->second;
+    const Terms& found = library_.keep(shared, played(base, whole, id, cheapest, {}, true));
+    return *coarse_.emplace(key, &found).first->second;
 }
 
 // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,

@@ -58,6 +58,7 @@ public:
     struct TermsKey {
         estimate::SegmentKey<plan::Subject::time> time;
         estimate::Placements places;
+        bool coarse; // terms of SegmentTerms::coarse()
         auto operator<=>(const TermsKey&) const = default;
     };
     const Terms* known_terms(const TermsKey& key); // nullptr where nobody has worked them out
@@ -74,6 +75,9 @@ private:
 // The plan as far as the times of ops outside of merged slots depend on it: EP overlap changes them only where a stack
 // says that it takes multiprocessors from all that computes.
 plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack);
+// The plan by which prices of its segments are kept: priced_as(), and without a pipeline where only our own engine's
+// messages and tokens would be dearer for it.
+plan::Plan named_as(const plan::Plan& plan, const stack::Stack& stack);
 
 // Terms of the segments of one model's plans. For one thread; entries live until forget().
 class SegmentTerms {
@@ -84,7 +88,8 @@ public:
                     const cost::CostModel& costs);
     // FSDP: terms that are no greater, from layers with whole weights, whose lowering all recomputation shares. Every
     // op takes the shorter of its times with and without FSDP, whose gradients are written where others are added up.
-    const Terms& coarse(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
+    const Terms& coarse(const plan::Plan& plan, estimate::SegmentId id, int place, const estimate::Placements& places,
+                        const cost::CostModel& costs);
     // The segment without recomputation, its prices and which op waits for which.
     struct Priced {
         const program::Program& program;
@@ -130,8 +135,7 @@ private:
     SegmentLibrary& library_;
     std::map<estimate::SegmentKey<plan::Subject::size>, Plain> plains_;
     std::map<Key, Prices> prices_, devices_; // prices of a plan, and the part of them that CUDA graphs do not change
-    std::map<Key, const Terms*> terms_;      // in the library
-    std::map<Key, Terms> coarse_;
+    std::map<Key, const Terms*> terms_, coarse_;        // in the library
     std::map<Key, std::vector<cost::OpCost>> cheapest_; // prices of coarse(), without recomputation
     std::vector<double> ends_;                          // scratch
 };

@@ -29,6 +29,9 @@ public:
     int early_layer_costs(const plan::Plan& plan) override {
         return handle(plan, &search::BoundModel::early_layer_costs);
     }
+    int near_layer_costs(const plan::Plan& plan) override {
+        return handle(plan, &search::BoundModel::near_layer_costs);
+    }
     int coarse_layer_costs(const plan::Plan& plan) override {
         return handle(plan, &search::BoundModel::coarse_layer_costs);
     }

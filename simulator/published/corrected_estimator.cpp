@@ -16,6 +16,7 @@ public:
 
     int layer_costs(const plan::Plan& plan) override { return kept(plan, below_->layer_costs(plan)); }
     int early_layer_costs(const plan::Plan& plan) override { return kept(plan, below_->early_layer_costs(plan)); }
+    int near_layer_costs(const plan::Plan& plan) override { return kept(plan, below_->near_layer_costs(plan)); }
     int coarse_layer_costs(const plan::Plan& plan) override { return kept(plan, below_->coarse_layer_costs(plan)); }
     int stage_split(const plan::Plan& plan) override { return below_->stage_split(plan); }
     search::LowerBound bound(int layers, int stages) override {

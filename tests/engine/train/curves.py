@@ -22,7 +22,7 @@ def configs():
     """Configurations by name, of byte tokens."""
     source = pathlib.Path(__file__).with_name("samples.cpp").read_text()
     common = re.search(r'const char\* common = R"\((.*?)\)";', source, re.S)[1]
-    own = re.findall(r'\{"([\w-]+)",\s*R"\((.*?)\)"\}', source, re.S)
+    own = re.findall(r'\{"([\w.-]+)",\s*R"\((.*?)\)"\}', source, re.S)
     return {name: {**json.loads("{" + common + fields + "}"), "vocab_size": 257} for name, fields in own}
 
 

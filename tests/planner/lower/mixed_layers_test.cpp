@@ -74,6 +74,39 @@ TEST_CASE("Granite 4, lowered: scans and experts in one layer, the counted weigh
     CHECK(grouped == 6);
 }
 
+TEST_CASE("gated delta nets, lowered: the counted weights, one rule a layer, tokens traded for heads under CP") {
+    const model::Model model = read(R"({"architectures": ["Qwen3NextForCausalLM"], "hidden_size": 256,
+        "num_hidden_layers": 4, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "intermediate_size": 512, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 8,
+        "num_experts_per_tok": 2, "tie_word_embeddings": false, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4})");
+    CHECK(model.not_executable.empty());
+    plan::Plan plan = small_plan(model, 512);
+    CHECK(declared(lower::lower(plan, 0)) == model::count_parameters(model).total);
+    plan.dp = 1, plan.cp = 2, plan.edp = 2;
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    for (const auto& [index, kind] :
+         {std::pair{0, program::OpKind::delta_rule}, std::pair{1, program::OpKind::delta_rule_grad}}) {
+        int rules = 0, exchanges = 0;
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(index)].ops) {
+            exchanges += op.kind == program::OpKind::all_to_all;
+            if (op.kind != kind) continue;
+            ++rules;
+            const auto& delta = std::get<program::DeltaAttr>(op.attr);
+            CHECK(delta.rows == 512); // all tokens
+            CHECK(delta.key_heads == 2);
+            CHECK(delta.value_heads == 4);
+            // Three products with a state and a chunk's inner ones, 2 FLOPs each.
+            CHECK(delta.flops() == nearly(2.0 * 512 * 4 * (3.0 * 32 * 64 + 64.0 * (32 + 64))));
+        }
+        CHECK(rules == 3);
+        CHECK(exchanges == 6); // the full layer's ring has none
+    }
+    plan.cp = 8, plan.gpus = 8, plan.edp = 8;
+    CHECK(plan::check_plan(plan).counter == "heads % tp cp");
+}
+
 TEST_CASE("norms behind attention and MLP: two more a layer, forward and backward, and their weights") {
     const model::Model model = read(small_mixed_models()[0]);
     model::Model without = model;

@@ -33,6 +33,10 @@ TEST_CASE("bounds of 300 random plans are not above their estimates, and hold me
         const moe::search::LowerBound early = bound_model->bound(bound_model->early_layer_costs(drawn.plan), stages);
         CHECK(early.step_seconds <= bound.step_seconds * (1.0 + 1e-9));
         CHECK(early.memory_bytes <= bound.memory_bytes * (1.0 + 1e-9));
+        const moe::search::LowerBound near = bound_model->bound(bound_model->near_layer_costs(drawn.plan), stages);
+        // Without recomputation the bound may lie nearer to the estimate than the plan's own.
+        CHECK(near.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(near.memory_bytes <= bound.memory_bytes * (1.0 + 1e-9));
         const moe::search::LowerBound coarse = bound_model->bound(bound_model->coarse_layer_costs(drawn.plan), stages);
         CHECK(coarse.step_seconds <= bound.step_seconds * (1.0 + 1e-9));
         CHECK(coarse.memory_bytes <= bound.memory_bytes * (1.0 + 1e-9));
@@ -230,7 +234,8 @@ TEST_CASE(
         const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
         const moe::search::LowerBound bound = bound_model->bound(layers, stages);
         CHECK(bound.step_seconds <= estimator.estimate(plan).step_seconds * (1.0 + moe::search::bound_time_margin));
-        for (const int lower : {bound_model->early_layer_costs(plan), bound_model->coarse_layer_costs(plan)})
+        for (const int lower : {bound_model->early_layer_costs(plan), bound_model->near_layer_costs(plan),
+                                bound_model->coarse_layer_costs(plan)})
             CHECK(bound_model->bound(lower, stages).step_seconds <= bound.step_seconds * (1.0 + 1e-9));
         CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
         CHECK(bound_model->step_bound(layers) <= bound.step_seconds * (1.0 + 1e-9));

@@ -157,6 +157,13 @@ const Named questions[] = {
              add(list, bound_model.bound(layers, stages));
          });
      }},
+    {"near bound",
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             const int layers = bound_model.near_layer_costs(plan), stages = bound_model.stage_split(plan);
+             add(list, bound_model.bound(layers, stages));
+         });
+     }},
     {"coarse bound",
      [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
