@@ -24,6 +24,11 @@ Fields with_muon(Fields fields) {
     return fields;
 }
 
+Fields with(Fields fields, const Fields& more) {
+    fields.insert(fields.end(), more.begin(), more.end());
+    return fields;
+}
+
 train::TrainOptions options_of(int steps) {
     train::TrainOptions options;
     options.steps = steps;
@@ -120,6 +125,16 @@ TEST_CASE("muon: any plan trains what one rank trains") {
         CHECK(disagreement(train_three(small_plan(c.model, c.ranks, with_muon(c.fields))), want, parity_tolerance,
                            parity_tolerance) == "");
     }
+}
+
+TEST_CASE("muon: blocks of FP8 are made of the masters that it moves, over shards and slices too") {
+    const Fields fields{{"precision", "fp8-blockwise"}};
+    const Trained one = train_three(small_plan(wide_model("qwen3"), 1, with_muon(fields))),
+                  got = train_three(
+                      small_plan(wide_model("qwen3"), 4, with_muon(with(fields, {{"tp", "2"}, {"ep", "2"}}))));
+    for (std::size_t i = 0; i < one.losses.size(); ++i)
+        CHECK(got.losses[i] == doctest::Approx(one.losses[i]).epsilon(1e-2));
+    CHECK(one.losses.back() < one.losses.front());
 }
 
 TEST_CASE("muon: its matrices have one moment, and the place that Newton-Schulz works in is planned") {

@@ -1,10 +1,8 @@
-// What Muon does with a bucket of matrices: their places in its shards, what it multiplies, and what it works in.
-#include "planner/lower/emit/parameters.hpp"
-
+// What Muon does with a bucket: its matrices, the window around a shard, and the place that Newton-Schulz works in.
+#include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
+#include "planner/lower/emit/parameters.hpp"
 #include "planner/plan/mesh.hpp"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 
