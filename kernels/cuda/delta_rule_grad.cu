@@ -5,49 +5,54 @@
 // chunk's squares are products of rows instead: q . dq and k . dk.
 #include "kernels/cuda/delta_rule.hpp"
 
-#include "kernels/cuda/delta_tiles.cuh"
+#include "kernels/cuda/delta_tensor.cuh"
 
 namespace moe::cuda {
 namespace delta {
 namespace {
 
 // The gradient of the state behind each chunk, and that of V'.
-template <bool tensor>
 __global__ void __launch_bounds__(threads) dstates_kernel(Rule r, Src dout) {
     extern __shared__ __align__(16) float memory[];
-    const int first = static_cast<int>(blockIdx.x) * slice, t = static_cast<int>(threadIdx.x);
+    __shared__ Gates g;
+    const int first = static_cast<int>(blockIdx.x) * slice;
     const int dk = r.s.key_dim, dv = r.s.value_dim, n = padded(dv - first < slice ? dv - first : slice);
     const int ks = stride_of(dk), ss = stride_of(slice), as = stride_of(rows);
     float *w = memory, *q = w + rows * ks, *k = q + rows * ks, *scores = k + rows * ks, *dfresh = scores + rows * as,
-          *grad = dfresh + rows * ss, *dstate = grad + rows * ss, *e = dstate + padded(dk) * ss, *f = e + rows;
-    for (int item = t; item < padded(dk) * ss; item += threads) dstate[item] = 0.0f;
-    ChunkAhead<tensor> ahead(r, true);
-    ahead.begin(r.chunks - 1, first, n, dout);
+          *grad = dfresh + rows * ss, *dstate = grad + rows * ss;
+    for (int item = static_cast<int>(threadIdx.x); item < padded(dk) * ss; item += threads) dstate[item] = 0.0f;
     for (std::int64_t chunk = r.chunks - 1; chunk >= 0; --chunk) {
         const Place z(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), chunk);
-        ahead.put(w, k, q, scores, grad, e, f);
-        if (chunk > 0) ahead.begin(chunk - 1, first, n, dout);
-        for (int item = t; item < dk * n; item += threads) {
+        fetch_work(w, z.w(), dk, rows);
+        fetch(k, r.c, dk, z.n, [&](int i) { return z.k(i); });
+        fetch(q, r.c, dk, z.n, [&](int i) { return z.q(i); });
+        fetch_work(scores, z.scores(), rows, rows);
+        for (int item = static_cast<int>(threadIdx.x); item < rows * slice; item += threads) {
+            const int i = item / slice, j = item % slice;
+            grad[i * ss + j] = i < z.n && first + j < dv ? load(dout, z.o(i) + first + j) : 0.0f;
+        }
+        read_gates(z, g);
+        to_units(k, dk, 1.0f);
+        to_units(q, dk, rsqrtf(static_cast<float>(dk)));
+        for (int item = static_cast<int>(threadIdx.x); item < dk * n; item += threads) {
             const int i = item / n, j = item % n;
             if (first + j < dv) z.dstate()[i * dv + first + j] = dstate[i * ss + j];
         }
         __syncthreads();
-        const float carried = e[z.n - 1];
         // Both parts of an element are the same thread's.
-        product<tensor, true, false>(rows, n, rows, scores, as, grad, ss,
-                                     [&](int i, int j, float x) { dfresh[i * ss + j] = x; });
-        product<tensor, false, false>(rows, n, dk, k, ks, dstate, ss, [&](int i, int j, float x) {
-            const float value = dfresh[i * ss + j] + f[i] * x;
+        product<true, false>(rows, n, rows, scores, as, grad, ss,
+                             [&](int i, int j, float x) { dfresh[i * ss + j] = x; });
+        product<false, false>(rows, n, dk, k, ks, dstate, ss, [&](int i, int j, float x) {
+            const float value = dfresh[i * ss + j] + g.f[i] * x;
             dfresh[i * ss + j] = value;
             if (first + j < dv) z.dfresh()[i * dv + first + j] = value; // zeros behind the last position
         });
-        for (int item = t; item < rows * ks; item += threads) q[item] *= e[item / ks];
+        for (int item = static_cast<int>(threadIdx.x); item < rows * ks; item += threads) q[item] *= g.e[item / ks];
         __syncthreads();
-        product<tensor, true, false>(padded(dk), n, rows, q, ks, grad, ss, [&](int i, int j, float x) {
-            dstate[i * ss + j] = carried * dstate[i * ss + j] + x;
-        });
-        product<tensor, true, false>(padded(dk), n, rows, w, ks, dfresh, ss,
-                                     [&](int i, int j, float x) { dstate[i * ss + j] -= x; });
+        product<true, false>(padded(dk), n, rows, q, ks, grad, ss,
+                             [&](int i, int j, float x) { dstate[i * ss + j] = g.carried * dstate[i * ss + j] + x; });
+        product<true, false>(padded(dk), n, rows, w, ks, dfresh, ss,
+                             [&](int i, int j, float x) { dstate[i * ss + j] -= x; });
         __syncthreads();
     }
 }
@@ -66,7 +71,6 @@ __device__ void dots(const float* x, const float* y, int stride, int columns, Us
 
 // The rest of a chunk. Queries' and keys' gradients, of unit rows, go to `work`; values' and the gates' to dc and dp.
 // Shared memory: one matrix of the state's shape and four of a chunk's rows, which hold one operand after another.
-template <bool tensor>
 __global__ void __launch_bounds__(threads) chunks_kernel(Rule r, Src dout, Dst dc, Dst dp) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Gates g;
@@ -80,11 +84,11 @@ __global__ void __launch_bounds__(threads) chunks_kernel(Rule r, Src dout, Dst d
     if (t < rows) dg[t] = dbeta[t] = 0.0f;
 
     // Keys that the state behind has from here: dk = f V' dS'^T.
-    fetch_work<tensor>(large, z.dstate(), dv, dk);
-    fetch_work<tensor>(four, z.fresh(), dv, rows);
-    fetch<tensor>(three, r.c, dk, z.n, [&](int i) { return z.k(i); });
-    fetch<tensor>(two, r.c, dk, z.n, [&](int i) { return z.q(i); });
-    fetch<tensor>(one, dout, dv, z.n, [&](int i) { return z.o(i); });
+    fetch_work(large, z.dstate(), dv, dk);
+    fetch_work(four, z.fresh(), dv, rows);
+    fetch(three, r.c, dk, z.n, [&](int i) { return z.k(i); });
+    fetch(two, r.c, dk, z.n, [&](int i) { return z.q(i); });
+    fetch(one, dout, dv, z.n, [&](int i) { return z.o(i); });
     read_gates(z, g);
     to_units(three, dk, 1.0f);
     to_units(two, dk, rsqrtf(static_cast<float>(dk)));
@@ -94,64 +98,62 @@ __global__ void __launch_bounds__(threads) chunks_kernel(Rule r, Src dout, Dst d
     if (t == 0) carried = g.carried * sum;
     __syncthreads();
     float behind = 0.0f; // this thread's share of sum k . (f V' dS'^T)
-    product<tensor, false, true>(rows, kp, dv, four, vs, large, vs, [&](int i, int j, float x) {
+    product<false, true>(rows, kp, dv, four, vs, large, vs, [&](int i, int j, float x) {
         const float value = g.f[i] * x;
         if (j < dk) z.dk()[i * dk + j] = value;
         behind += j < dk ? value * three[i * ks + j] : 0.0f;
     });
-    product<tensor, false, true>(rows, rows, dv, one, vs, four, vs,
-                                 [&](int i, int j, float x) { square[i * as + j] = x * between(g, i, j); });
+    product<false, true>(rows, rows, dv, one, vs, four, vs,
+                         [&](int i, int j, float x) { square[i * as + j] = x * between(g, i, j); });
     behind = block_sum(behind);
     __syncthreads();
     if (t == 0) dg[z.n - 1] += carried + behind;
-    fetch_work<tensor>(large, z.state(), dv, dk);
+    fetch_work(large, z.state(), dv, dk);
     __syncthreads();
 
     // Queries, and keys of the scores. `square` holds (do V'^T o D).
-    product<tensor, false, true>(rows, kp, dv, one, vs, large, vs, [&](int i, int j, float x) {
+    product<false, true>(rows, kp, dv, one, vs, large, vs, [&](int i, int j, float x) {
         if (j < dk) z.dq()[i * dk + j] = g.e[i] * x;
     });
-    product<tensor, false, false>(rows, kp, rows, square, as, three, ks, [&](int i, int j, float x) {
+    product<false, false>(rows, kp, rows, square, as, three, ks, [&](int i, int j, float x) {
         if (j < dk) z.dq()[i * dk + j] += x;
     });
-    product<tensor, true, false>(rows, kp, rows, square, as, two, ks, [&](int i, int j, float x) {
+    product<true, false>(rows, kp, rows, square, as, two, ks, [&](int i, int j, float x) {
         if (j < dk) z.dk()[i * dk + j] += x;
     });
     __syncthreads(); // All of one, two and square have been read; dq and dk are there for other threads.
-    fetch_work<tensor>(one, z.dq(), dk, rows);
+    fetch_work(one, z.dq(), dk, rows);
     __syncthreads();
     dots(two, one, ks, dk, [&](int i, float x) { dg[i] += x; });
     __syncthreads();
-    fetch_work<tensor>(one, z.dk(), dk, rows);
-    fetch_work<tensor>(two, z.w(), dk, rows);
+    fetch_work(one, z.dk(), dk, rows);
+    fetch_work(two, z.w(), dk, rows);
     __syncthreads();
     dots(three, one, ks, dk, [&](int i, float x) { dg[i] -= x; });
     // U = V' + W S in place of V'; dX = -dV' S^T by way of W's place in `work`; A.
-    product<tensor, false, false>(rows, vp, dk, two, ks, large, vs,
-                                  [&](int i, int j, float x) { four[i * vs + j] += x; });
+    product<false, false>(rows, vp, dk, two, ks, large, vs, [&](int i, int j, float x) { four[i * vs + j] += x; });
     __syncthreads();
-    fetch_work<tensor>(one, z.dfresh(), dv, rows);
-    product<tensor, false, true>(rows, rows, dk, three, ks, three, ks, [&](int i, int j, float x) {
+    fetch_work(one, z.dfresh(), dv, rows);
+    product<false, true>(rows, rows, dk, three, ks, three, ks, [&](int i, int j, float x) {
         square[i * as + j] = j < i ? g.beta[i] * x * between(g, i, j) : 0.0f;
     });
     __syncthreads();
-    product<tensor, false, true>(rows, kp, dv, one, vs, large, vs, [&](int i, int j, float x) {
+    product<false, true>(rows, kp, dv, one, vs, large, vs, [&](int i, int j, float x) {
         if (j < dk) z.w()[i * dk + j] = -x;
     });
     __syncthreads();
-    fetch_work<tensor>(large, z.w(), dk, rows);
+    fetch_work(large, z.w(), dk, rows);
     __syncthreads();
     solve<true>(square, as, large, dk, one, dv);
     __syncthreads();
 
     // `large` holds dX, `one` dY, both behind their systems; square becomes dA o D.
-    product<tensor, false, true>(rows, rows, dk, large, ks, two, ks,
-                                 [&](int i, int j, float x) { square[i * as + j] = x; });
-    product<tensor, false, true>(rows, rows, dv, one, vs, four, vs, [&](int i, int j, float x) {
+    product<false, true>(rows, rows, dk, large, ks, two, ks, [&](int i, int j, float x) { square[i * as + j] = x; });
+    product<false, true>(rows, rows, dv, one, vs, four, vs, [&](int i, int j, float x) {
         square[i * as + j] = j < i ? -(square[i * as + j] + x) * between(g, i, j) : 0.0f;
     });
     __syncthreads();
-    fetch<tensor>(two, r.c, dv, z.n, [&](int i) { return z.v(i); });
+    fetch(two, r.c, dv, z.n, [&](int i) { return z.v(i); });
     for (int item = t; item < z.n * dv; item += threads) {
         const int i = item / dv, j = item % dv;
         store(dc, z.v(i) + j, g.beta[i] * one[i * vs + j]);
@@ -160,7 +162,7 @@ __global__ void __launch_bounds__(threads) chunks_kernel(Rule r, Src dout, Dst d
         dbeta[i] += g.e[i] * x;
         dg[i] += g.beta[i] * g.e[i] * x;
     });
-    product<tensor, false, false>(rows, kp, rows, square, as, three, ks, [&](int i, int j, float x) {
+    product<false, false>(rows, kp, rows, square, as, three, ks, [&](int i, int j, float x) {
         four[i * ks + j] = x;
         if (j < dk) z.dk()[i * dk + j] += g.beta[i] * (x + g.e[i] * large[i * ks + j]);
     });
@@ -172,7 +174,7 @@ __global__ void __launch_bounds__(threads) chunks_kernel(Rule r, Src dout, Dst d
     });
     for (int item = t; item < rows * as; item += threads) square[item] *= g.beta[item / as];
     __syncthreads();
-    product<tensor, true, false>(rows, kp, rows, square, as, three, ks, [&](int i, int j, float x) {
+    product<true, false>(rows, kp, rows, square, as, three, ks, [&](int i, int j, float x) {
         four[i * ks + j] = x;
         if (j < dk) z.dk()[i * dk + j] += x;
     });
@@ -248,39 +250,39 @@ __global__ void __launch_bounds__(threads) weights_kernel(Rule r, float* da_log,
     ddt_bias[weight] += bias;
 }
 
-void delta_rule_grad(const DeltaShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp, float* da_log,
-                     float* ddt_bias, float* work, void* stream) {
-    if (s.rows <= 0) return;
-    check_shape(s);
-    Rule r(s, c, p, a_log, dt_bias, work, true);
-    r.tensor = r.tensor && dout.type == Type::bf16 && reinterpret_cast<std::uintptr_t>(dout.data) % 16 == 0;
-    cudaStream_t queue = stream_of(stream);
-    run_states(r, {}, queue);
+void run_plain_grads(const Rule& r, Src dout, Dst dc, Dst dp, cudaStream_t queue) {
+    const DeltaShape& s = r.s;
     const auto bytes = [](int floats) { return static_cast<std::size_t>(floats) * sizeof(float); };
     const int ks = stride_of(s.key_dim), as = stride_of(rows), ss = stride_of(slice);
     const int wide = stride_of(s.key_dim > s.value_dim ? s.key_dim : s.value_dim);
     const int most = padded(s.key_dim) > rows ? padded(s.key_dim) : rows;
-    const std::size_t dstates = bytes(rows * (3 * ks + as + 2 * ss + 2) + padded(s.key_dim) * ss),
+    const std::size_t dstates = bytes(rows * (3 * ks + as + 2 * ss) + padded(s.key_dim) * ss),
                       chunks = bytes(most * wide + rows * (4 * wide + as));
     const auto heads = static_cast<unsigned>(s.value_heads), batch = static_cast<unsigned>(s.batch);
-    const auto run = [&](auto by_tensor_cores) {
-        constexpr bool tensor = decltype(by_tensor_cores)::value;
-        allow_shared(dstates_kernel<tensor>, dstates);
-        dstates_kernel<tensor>
-            <<<dim3(blocks_for(s.value_dim, slice), heads, batch), threads, dstates, queue>>>(r, dout);
-        CUDA_CHECK(cudaGetLastError());
-        allow_shared(chunks_kernel<tensor>, chunks);
-        chunks_kernel<tensor>
-            <<<dim3(static_cast<unsigned>(r.chunks), heads, batch), threads, chunks, queue>>>(r, dout, dc, dp);
-        CUDA_CHECK(cudaGetLastError());
-    };
-    if (r.tensor) {
-        run(std::true_type{});
+    CUDA_CHECK(
+        cudaFuncSetAttribute(dstates_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dstates)));
+    dstates_kernel<<<dim3(blocks_for(s.value_dim, slice), heads, batch), threads, dstates, queue>>>(r, dout);
+    CUDA_CHECK(cudaGetLastError());
+    CUDA_CHECK(
+        cudaFuncSetAttribute(chunks_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(chunks)));
+    chunks_kernel<<<dim3(static_cast<unsigned>(r.chunks), heads, batch), threads, chunks, queue>>>(r, dout, dc, dp);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+void delta_rule_grad(const DeltaShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp, float* da_log,
+                     float* ddt_bias, float* work, void* stream) {
+    if (s.rows <= 0) return;
+    check_shape(s);
+    const Rule r(s, c, p, a_log, dt_bias, work, true);
+    cudaStream_t queue = stream_of(stream);
+    run_states(r, {}, queue);
+    if (r.tensor() && dout.type == Type::bf16 && reinterpret_cast<std::uintptr_t>(dout.data) % 16 == 0) {
+        run_tensor_grads(r, dout, dc, dp, queue);
     } else {
-        run(std::false_type{});
+        run_plain_grads(r, dout, dc, dp, queue);
     }
     rows_kernel<<<blocks_for(s.rows * s.key_heads, threads / warp_size), threads, 0, queue>>>(r, dc);
-    weights_kernel<<<heads, threads, 0, queue>>>(r, da_log, ddt_bias);
+    weights_kernel<<<static_cast<unsigned>(s.value_heads), threads, 0, queue>>>(r, da_log, ddt_bias);
     CUDA_CHECK(cudaGetLastError());
 }
 
