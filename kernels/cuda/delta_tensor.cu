@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
     const Place z(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), blockIdx.x);
     const int t = static_cast<int>(threadIdx.x);
     float *k = memory, *x = k + rows * wide_stride, *a = x + rows * wide_stride, *inverse = a + rows * square_stride;
-    Elements keys, queries, values;
+    Elements<threads> keys, queries, values;
     keys.load(elements(r.c) + z.k(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
     queries.load(elements(r.c) + z.q(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
     values.load(elements(r.c) + z.v(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
@@ -64,13 +64,17 @@ __global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
     u.each([&](int i, int j, float4& v) { four(z.fresh() + i * widest + j) = v; });
 }
 
+// Two halves of a block, of `threads` each: one passes the state on, the other has what nobody waits for.
+constexpr int many = 2 * threads;
+
 // What the next chunk brings to the passing of states, on its way while the one before is computed.
 struct Ahead {
-    Packs<float, widest> w;
-    Elements k, q;
-    Packs<float, rows> scores;
-    Packs<float, slice> fresh;
-    float unit_k[Elements::most], unit_q[Elements::most], e = 0.0f, f = 0.0f;
+    using Columns = Elements<many>;
+    Packs<float, widest, rows, many> w;
+    Columns k, q;
+    Packs<float, rows, rows, many> scores;
+    Packs<float, slice, rows, many> fresh;
+    float unit_k[Columns::most], unit_q[Columns::most], e = 0.0f, f = 0.0f;
 
     __device__ void load(const Place& z, int first, bool queries) {
         w.load(z.w(), rows, [](int i) { return i * widest; });
@@ -81,26 +85,28 @@ struct Ahead {
             scores.load(z.scores(), rows, [](int i) { return i * rows; });
         }
 #pragma unroll
-        for (int u = 0; u < Elements::most; ++u) {
-            unit_k[u] = z.unit_keys()[Elements::row(u)];
-            if (queries) unit_q[u] = z.unit_queries()[Elements::row(u)];
+        for (int u = 0; u < Columns::most; ++u) {
+            unit_k[u] = z.unit_keys()[Columns::row(u)];
+            if (queries) unit_q[u] = z.unit_queries()[Columns::row(u)];
         }
         if (threadIdx.x < rows) e = z.e()[threadIdx.x], f = z.f()[threadIdx.x];
     }
 };
 
-// Passes `slice` columns of a head's state through its chunks; each warp keeps its piece in registers. Without
-// gradients o is written; with them V' and the state before each chunk are kept in `work`.
+// Passes `slice` columns of a head's state through its chunks; each warp of the first half keeps its piece in
+// registers. Without gradients the second half computes o; with them V' and the state before each chunk are kept in
+// `work`.
 template <bool grad>
-__global__ void __launch_bounds__(threads) states_kernel(Rule r, Dst o) {
+__global__ void __launch_bounds__(many) states_kernel(Rule r, Dst o) {
     extern __shared__ __align__(16) float memory[];
     __shared__ float e[rows], f[rows];
-    const int first = static_cast<int>(blockIdx.x) * slice, t = static_cast<int>(threadIdx.x);
+    const int first = static_cast<int>(blockIdx.x) * slice, t = static_cast<int>(threadIdx.x), mine = t % threads;
+    const bool passes = t < threads;
     float *w = memory, *q = w + rows * wide_stride, *k = q + rows * wide_stride, *scores = k + rows * wide_stride,
           *fresh = scores + rows * square_stride, *kept = fresh + rows * slice_stride,
           *state = kept + rows * slice_stride;
-    for (int item = t; item < widest * slice_stride; item += threads) state[item] = 0.0f;
-    Sums<widest, slice> s;
+    for (int item = t; item < widest * slice_stride; item += many) state[item] = 0.0f;
+    Sums<widest, slice> s(mine);
     Ahead ahead;
     ahead.load(Place(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), 0), first, !grad);
     for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk) {
@@ -118,26 +124,30 @@ __global__ void __launch_bounds__(threads) states_kernel(Rule r, Dst o) {
         if (t < rows) e[t] = ahead.e, f[t] = ahead.f;
         if (chunk + 1 < r.chunks)
             ahead.load(Place(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), chunk + 1), first, !grad);
-        if (grad) s.each([&](int i, int j, float4& x) { four(z.state() + i * widest + first + j) = x; });
+        if (grad && passes) s.each([&](int i, int j, float4& x) { four(z.state() + i * widest + first + j) = x; });
         __syncthreads();
         const float carried = e[z.n - 1];
-        Sums<rows, slice> seen, out;
-        seen.multiply<false, false>(widest, w, wide_stride, state, slice_stride);
-        if (!grad) out.multiply<false, false>(widest, q, wide_stride, state, slice_stride);
-        seen.each([&](int i, int j, float4& x) { // the same thread's of all rows: nobody else reads them before
-            const float4 v = i < z.n ? plus(four(fresh + i * slice_stride + j), times(x, -1.0f)) : float4{};
-            four(fresh + i * slice_stride + j) = tf32(v);
-            four(kept + i * slice_stride + j) = tf32(times(v, f[i]));
-            if (grad && i < z.n) four(z.fresh() + i * widest + first + j) = v;
-        });
-        out.each([&](int i, int, float4& x) { x = times(x, e[i]); });
+        Sums<rows, slice> own(mine); // W S, or what becomes o
+        if (passes) {
+            own.multiply<false, false>(widest, w, wide_stride, state, slice_stride);
+            own.each([&](int i, int j, float4& x) { // Nobody else reads this thread's places before.
+                const float4 v = i < z.n ? plus(four(fresh + i * slice_stride + j), times(x, -1.0f)) : float4{};
+                four(fresh + i * slice_stride + j) = tf32(v);
+                four(kept + i * slice_stride + j) = tf32(times(v, f[i]));
+                if (grad && i < z.n) four(z.fresh() + i * widest + first + j) = v;
+            });
+            s.each([&](int, int, float4& x) { x = times(x, carried); });
+        } else if (!grad) {
+            own.multiply<false, false>(widest, q, wide_stride, state, slice_stride);
+            own.each([&](int i, int, float4& x) { x = times(x, e[i]); });
+        }
         __syncthreads();
-        s.each([&](int, int, float4& x) { x = times(x, carried); });
-        s.multiply<true, false>(rows, k, wide_stride, kept, slice_stride);
-        s.put(state, slice_stride);
-        if (!grad) {
-            out.multiply<false, false>(rows, scores, square_stride, fresh, slice_stride);
-            out.each([&](int i, int j, float4& x) {
+        if (passes) {
+            s.multiply<true, false>(rows, k, wide_stride, kept, slice_stride);
+            s.put(state, slice_stride);
+        } else if (!grad) {
+            own.multiply<false, false>(rows, scores, square_stride, fresh, slice_stride);
+            own.each([&](int i, int j, float4& x) {
                 if (i >= z.n) return;
                 const std::int64_t at = z.o(i) + first + j;
                 store(o, at, x.x), store(o, at + 1, x.y), store(o, at + 2, x.z), store(o, at + 3, x.w);
@@ -159,7 +169,7 @@ void run_tensor_states(const Rule& r, Dst o, cudaStream_t stream) {
     CUDA_CHECK(cudaGetLastError());
     const auto kernel = r.grad ? states_kernel<true> : states_kernel<false>;
     allow_shared(kernel, states);
-    kernel<<<dim3(widest / slice, heads, batch), threads, states, stream>>>(r, o);
+    kernel<<<dim3(widest / slice, heads, batch), many, states, stream>>>(r, o);
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -36,11 +36,11 @@ public:
     static constexpr int across = area >= 1024 ? 2 : 1, down = area / (256 * across), in_row = n / (16 * across);
     static_assert(down * across * 256 * pieces == m * n);
 
-    __device__ Sums()
-        : row_(static_cast<int>(threadIdx.x) / warp_size / in_row * 16 * down +
-               static_cast<int>(threadIdx.x) % warp_size / 4 * 2),
-          col_(static_cast<int>(threadIdx.x) / warp_size % in_row * 16 * across),
-          lane_(static_cast<int>(threadIdx.x) % 4) {
+    // thread: the caller's among those that share the product.
+    __device__ explicit Sums(int thread = static_cast<int>(threadIdx.x))
+        : row_(thread / warp_size / in_row * 16 * down + thread % warp_size / 4 * 2),
+          col_(thread / warp_size % in_row * 16 * across),
+          lane_(thread % 4) {
         clear();
     }
     __device__ void clear() {
@@ -150,7 +150,7 @@ struct RowSums {
 template <class T, int columns, int count = rows, int block = threads>
 class Packs {
 public:
-    static constexpr int each = 16 / sizeof(T), across = columns / each, most = count * across / block;
+    static constexpr int each = 16 / sizeof(T), across = columns / each, most = (count * across + block - 1) / block;
     template <class At>
     __device__ void load(const T* x, int n, At at) {
 #pragma unroll
@@ -165,6 +165,7 @@ public:
 #pragma unroll
         for (int u = 0; u < most; ++u) {
             const uint4 v = value_[u];
+            if (count * across % block != 0 && row(u) >= count) continue;
             if constexpr (sizeof(T) == 2) {
                 put(u, row(u), column(), float4{low(v.x), high(v.x), low(v.y), high(v.y)});
                 put(u, row(u), column() + 4, float4{low(v.z), high(v.z), low(v.w), high(v.w)});
@@ -183,7 +184,9 @@ private:
     __device__ static float high(unsigned both) { return __uint_as_float(both & 0xffff0000u); }
     uint4 value_[most];
 };
-using Elements = Packs<__nv_bfloat16, widest>;
+
+template <int block>
+using Elements = Packs<__nv_bfloat16, widest, rows, block>;
 
 __device__ inline const __nv_bfloat16* elements(Src x) { return static_cast<const __nv_bfloat16*>(x.data); }
 

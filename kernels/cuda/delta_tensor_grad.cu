@@ -8,13 +8,16 @@
 namespace moe::cuda::delta {
 namespace {
 
+constexpr int many = 2 * threads; // a block has an SM alone: so many warps hide each other's waits
+using Columns = Elements<many>;
+
 // What the next chunk brings, on its way while the one behind is computed.
 struct Ahead {
-    Packs<float, widest> w;
-    Elements k, q;
-    Packs<float, rows> scores;
-    Packs<__nv_bfloat16, slice> grad;
-    float unit_k[Elements::most], unit_q[Elements::most], e_of_grad = 0.0f, e = 0.0f, f = 0.0f;
+    Packs<float, widest, rows, many> w;
+    Columns k, q;
+    Packs<float, rows, rows, many> scores;
+    Packs<__nv_bfloat16, slice, rows, many> grad;
+    float unit_k[Columns::most], unit_q[Columns::most], e_of_grad = 0.0f, e = 0.0f, f = 0.0f;
 
     __device__ void load(const Place& z, Src dout, int first) {
         w.load(z.w(), rows, [](int i) { return i * widest; });
@@ -23,23 +26,25 @@ struct Ahead {
         scores.load(z.scores(), rows, [](int i) { return i * rows; });
         grad.load(elements(dout) + z.o(0) + first, z.n, [&](int i) { return std::int64_t{i} * z.step_of_o(); });
 #pragma unroll
-        for (int u = 0; u < Elements::most; ++u)
-            unit_k[u] = z.unit_keys()[Elements::row(u)], unit_q[u] = z.unit_queries()[Elements::row(u)];
-        e_of_grad = z.e()[grad.row(0)];
+        for (int u = 0; u < Columns::most; ++u)
+            unit_k[u] = z.unit_keys()[Columns::row(u)], unit_q[u] = z.unit_queries()[Columns::row(u)];
+        if (grad.row(0) < rows) e_of_grad = z.e()[grad.row(0)];
         if (threadIdx.x < rows) e = z.e()[threadIdx.x], f = z.f()[threadIdx.x];
     }
 };
 
-// The gradient of the state behind each chunk, and that of V'. Each warp keeps its piece of the first in registers.
-__global__ void __launch_bounds__(threads) dstates_kernel(Rule r, Src dout) {
+// The gradient of the state behind each chunk, and that of V'. Each warp of the second half keeps its piece of the
+// first in registers and adds what does not wait for V' while the first half computes that.
+__global__ void __launch_bounds__(many) dstates_kernel(Rule r, Src dout) {
     extern __shared__ __align__(16) float memory[];
     __shared__ float e[rows], f[rows];
-    const int first = static_cast<int>(blockIdx.x) * slice, t = static_cast<int>(threadIdx.x);
+    const int first = static_cast<int>(blockIdx.x) * slice, t = static_cast<int>(threadIdx.x), mine = t % threads;
+    const bool passes = t >= threads;
     float *w = memory, *q = w + rows * wide_stride, *k = q + rows * wide_stride, *scores = k + rows * wide_stride,
           *grad = scores + rows * square_stride, *e_grad = grad + rows * slice_stride,
           *less = e_grad + rows * slice_stride, *dstate = less + rows * slice_stride;
-    for (int item = t; item < widest * slice_stride; item += threads) dstate[item] = 0.0f;
-    Sums<widest, slice> s;
+    for (int item = t; item < widest * slice_stride; item += many) dstate[item] = 0.0f;
+    Sums<widest, slice> s(mine);
     Ahead ahead;
     ahead.load(Place(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), r.chunks - 1), dout, first);
     for (std::int64_t chunk = r.chunks - 1; chunk >= 0; --chunk) {
@@ -57,28 +62,30 @@ __global__ void __launch_bounds__(threads) dstates_kernel(Rule r, Src dout) {
         if (t < rows) e[t] = ahead.e, f[t] = ahead.f;
         if (chunk > 0)
             ahead.load(Place(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), chunk - 1), dout, first);
-        s.each([&](int i, int j, float4& x) { four(z.dstate() + i * widest + first + j) = x; });
+        if (passes) s.each([&](int i, int j, float4& x) { four(z.dstate() + i * widest + first + j) = x; });
         __syncthreads();
-        const float carried = e[z.n - 1];
-        Sums<rows, slice> dfresh;
-        dfresh.multiply<false, false>(widest, k, wide_stride, dstate, slice_stride);
-        dfresh.each([&](int i, int, float4& x) { x = times(x, f[i]); });
-        dfresh.multiply<true, false>(rows, scores, square_stride, grad, slice_stride);
-        dfresh.each([&](int i, int j, float4& x) {
-            four(less + i * slice_stride + j) = tf32(times(x, -1.0f));
-            four(z.dfresh() + i * widest + first + j) = x; // zeros behind the last position
-        });
+        if (passes) {
+            const float carried = e[z.n - 1];
+            s.each([&](int, int, float4& x) { x = times(x, carried); });
+            s.multiply<true, false>(rows, q, wide_stride, e_grad, slice_stride);
+        } else {
+            Sums<rows, slice> dfresh(mine);
+            dfresh.multiply<false, false>(widest, k, wide_stride, dstate, slice_stride);
+            dfresh.each([&](int i, int, float4& x) { x = times(x, f[i]); });
+            dfresh.multiply<true, false>(rows, scores, square_stride, grad, slice_stride);
+            dfresh.each([&](int i, int j, float4& x) {
+                four(less + i * slice_stride + j) = tf32(times(x, -1.0f));
+                four(z.dfresh() + i * widest + first + j) = x; // zeros behind the last position
+            });
+        }
         __syncthreads();
-        s.each([&](int, int, float4& x) { x = times(x, carried); });
-        s.multiply<true, false>(rows, q, wide_stride, e_grad, slice_stride);
-        s.multiply<true, false>(rows, w, wide_stride, less, slice_stride);
-        s.put(dstate, slice_stride);
+        if (passes) {
+            s.multiply<true, false>(rows, w, wide_stride, less, slice_stride);
+            s.put(dstate, slice_stride);
+        }
         __syncthreads();
     }
 }
-
-constexpr int many = 2 * threads; // a block has an SM alone: so many warps hide each other's waits
-using Columns = Packs<__nv_bfloat16, widest, rows, many>;
 
 // The rest of a chunk. Gradients of unit queries and keys go to `work`; values' and the gates' to dc and dp. Shared
 // memory: one matrix of the state's shape, four of a chunk's rows and one of its squares, of which each holds one
@@ -297,7 +304,7 @@ void run_tensor_grads(const Rule& r, Src dout, Dst dc, Dst dp, cudaStream_t stre
                           chunks = sizeof(float) * (widest * wide_stride + rows * (4 * wide_stride + square_stride));
     static_assert(rows * (square_stride + wide_stride) <= widest * wide_stride, "what lies where the state has been");
     allow_shared(dstates_kernel, dstates);
-    dstates_kernel<<<dim3(widest / slice, heads, batch), threads, dstates, stream>>>(r, dout);
+    dstates_kernel<<<dim3(widest / slice, heads, batch), many, dstates, stream>>>(r, dout);
     CUDA_CHECK(cudaGetLastError());
     allow_shared(chunks_kernel, chunks);
     chunks_kernel<<<dim3(static_cast<unsigned>(r.chunks), heads, batch), many, chunks, stream>>>(r, dout, dc, dp);

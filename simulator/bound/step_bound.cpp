@@ -302,7 +302,8 @@ double FastBoundModel::filled(const Layers& layers, Stages& stages) {
 }
 
 double FastBoundModel::merged_step_bound(const plan::Plan& plan) {
-    if (!plan.ep_overlap || plan::splits_backward(plan.schedule)) return 0.0;
+    // A pair played alone waits for what was offloaded; within a step that comes back beside the slots before it.
+    if (!plan.ep_overlap || plan::splits_backward(plan.schedule) || offloads(plan)) return 0.0;
     const int layers_handle = layer_costs(plan), stages_handle = stage_split(plan);
     Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
     Stages& stages = filled_with(layers, stages_handle);

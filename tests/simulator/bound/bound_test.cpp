@@ -28,6 +28,11 @@ TEST_CASE("bounds of 300 random plans are not above their estimates, and hold me
         CHECK(bound_model->merged_step_bound(drawn.plan) <=
               estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
         CHECK(bound_model->step_bound(layers) <= bound.step_seconds * (1.0 + moe::search::bound_time_margin));
+        moe::plan::Plan away = drawn.plan;
+        away.offload = moe::plan::offload::core_attn;
+        if (away.ep_overlap && !moe::stack::check_stack(away, drawn.stack))
+            CHECK(bound_model->merged_step_bound(away) <=
+                  estimator.estimate(away).step_seconds * (1.0 + moe::search::bound_time_margin));
         // Floors from parts hold for the plan and for every recomputation of it.
         CHECK(bound_model->early_step_bound(drawn.plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
         const moe::search::LowerBound early = bound_model->bound(bound_model->early_layer_costs(drawn.plan), stages);
