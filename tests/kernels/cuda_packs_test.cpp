@@ -228,7 +228,7 @@ TEST_CASE("packs: adamw over moments and weights of either storage, elements lef
                 const std::string name = named("adamw", 1, n, {moments, weights}) + fmt::format(" +{}", skipped);
                 Random random(name);
                 const Tensor g = random.tensor(Type::f32, n + skipped), squares(Type::f32, Vec{9.0}),
-                             hyper(Type::f32, Vec{0.01, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.271, 0.142625});
+                             hyper(Type::f32, Vec{0.01, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.271, 0.142625, 0.0});
                 const Tensor master = random.tensor(Type::f32, n + skipped),
                              m = random.tensor(moments, n + skipped, 0.1);
                 Vec second = random.normal(n + skipped, 0.1);
