@@ -7,6 +7,7 @@
 #include "planner/base/files.hpp"
 #include "tests/engine/data/made_tokenizer.hpp"
 #include "tests/engine/data/write_dataset.hpp"
+#include "tests/support/draws.hpp"
 #include "tests/support/folder.hpp"
 
 #include <doctest/doctest.h>
@@ -74,8 +75,9 @@ TEST_CASE("chat templates: what is not known is refused with its line") {
     CHECK(refusal("{{ 'a' + x }}") == "t: line 1: a string + a number");
     CHECK(refusal("{{ 1 < 2 < 3 }}") == "t: line 1: comparisons in a row are not known");
     CHECK(refusal("{{ list }}") == "t: line 1: writes a list as it is: only through tojson");
-    CHECK(refusal("{% for a in range(2000) %}{% for b in range(2000) %}{% endfor %}{% endfor %}") ==
-          "t: line 1: more than 1048576 rounds of loops");
+    if (!sanitized) // a million rounds
+        CHECK(refusal("{% for a in range(2000) %}{% for b in range(2000) %}{% endfor %}{% endfor %}") ==
+              "t: line 1: more than 1048576 rounds of loops");
     CHECK(refusal("{{ " + std::string(200, '(') + "x" + std::string(200, ')') + " }}").find("nested too deep") !=
           std::string::npos);
     std::string sum = "{{ x";

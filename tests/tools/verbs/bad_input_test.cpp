@@ -1,4 +1,5 @@
 // Every bad input gets one line on stderr and its exit status, and leaves nothing under the final name.
+#include "tests/support/draws.hpp"
 #include "tests/tools/verbs/command.hpp"
 
 #include "planner/base/files.hpp"
@@ -43,7 +44,7 @@ struct Prepared : Folder {
 
 } // namespace
 
-TEST_CASE("search leaves as much memory free as it is told to") {
+TEST_CASE("search leaves as much memory free as it is told to" * doctest::skip(sanitized)) {
     const Folder folder;
     const std::string request =
         "moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 256 --seq 4096 --top 1 ";

@@ -1,4 +1,5 @@
 // The verb explain: walls, deltas and front of a small plan, two plans against each other, refusals.
+#include "tests/support/draws.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/tools/verbs/command.hpp"
 
@@ -176,7 +177,8 @@ TEST_CASE("replay --set: another plan of the same request, or one line") {
     check_line(folder.run("moe-plan replay plan.json --set ep=7"), 2, "ep");
 }
 
-TEST_CASE("explain of a request: its best plan, or which constraint kills what and which change helps") {
+TEST_CASE("explain of a request: its best plan, or which constraint kills what and which change helps" *
+          doctest::skip(sanitized)) {
     const Folder folder;
     const std::string words =
         " --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix pp=1 --fix tp=1 "
