@@ -141,7 +141,8 @@ TEST_CASE("packs: rope over heads of several lanes, partial, interleaved, QK-nor
             for (const bool norm : {false, true}) {
                 RopeShape s;
                 s.tokens = 22, s.batch = 2, s.interleaved = interleaved, s.norm = norm, s.heads = 9, s.kv_heads = 3;
-                for (const auto& [dim, rotary] : {std::pair{128, 128}, {64, 64}, {256, 64}, {16, 16}, {80, 80}}) {
+                for (const auto& size : {std::pair{128, 128}, {64, 64}, {256, 64}, {16, 16}, {80, 80}}) {
+                    const int dim = size.first, rotary = size.second;
                     s.head_dim = dim, s.rotary_dim = rotary;
                     ropes(s, type, type, type, 0);
                 }
@@ -172,7 +173,8 @@ TEST_CASE("packs: latent attention's heads, whole and in place, several per warp
 
 TEST_CASE("packs: latent attention's heads, several tokens per block and round after round") {
     for (const Type type : storages)
-        for (const auto& [heads, tokens] : {std::pair{1, 2202}, {3, 2202}, {20, 602}}) {
+        for (const auto& size : {std::pair{1, 2202}, {3, 2202}, {20, 602}}) {
+            const int heads = size.first, tokens = size.second;
             MlaRopeShape s;
             s.tokens = tokens, s.batch = 2, s.heads = heads, s.nope = 16, s.rope = 64, s.v = 8, s.kv_lora = 8;
             latent(s, type, type, 0);
@@ -203,12 +205,14 @@ TEST_CASE("packs: embedding gradient of rare and frequent ids, in slices") {
         int ids, first, local;
     };
     for (const Type type : storages)
-        for (const auto& [rows, cols, most, first, local] :
+        for (const Size& at :
              {Size{700, 264, 90, 30, 60}, Size{5000, 64, 3, 1, 2}, Size{300, 520, 1000, 0, 2000}, Size{40, 33, 7, 2, 4},
               Size{400, 1, 90, 0, 600000}}) { // the last has more ids than scratch memory holds
+            const std::int64_t rows = at.rows, cols = at.cols;
+            const int first = at.first, local = at.local;
             const std::string name = named("embedding", rows, cols, {type}) + fmt::format(" of {}", local);
             Random random(name);
-            const Index ids = random.indices(rows, most);
+            const Index ids = random.indices(rows, at.ids);
             const Tensor dx = random.tensor(type, rows * cols), before = random.tensor(Type::f32, local * cols),
                          lookup = random.tensor(type, local * cols);
             compare(name, [&](const Kernels& k) {

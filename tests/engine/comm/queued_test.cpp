@@ -47,7 +47,7 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
         {"mixtral", {{"ep", "4"}, {"dispatcher", "allgather"}}}};
     for (const auto& [model, fields] : cases) {
         std::string what = model;
-        for (const auto& [field, value] : fields) what += " " + field + "=" + value;
+        for (const auto& [field, value] : fields) what.append(" ").append(field).append("=").append(value);
         check_same(small_plan(model, 4, fields), what);
     }
     CHECK(departures().left > 0);
