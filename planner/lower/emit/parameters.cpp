@@ -207,7 +207,8 @@ void ParameterSet::add_matrices(program::Program& program, std::size_t index) {
     for (const auto& [key, entry] : keys_)
         if (entry.bucket == static_cast<int>(index)) order.emplace_back(entry.offset, &key);
     std::sort(order.begin(), order.end());
-    for (const auto& [offset, key] : order) {
+    for (const auto& place : order) {
+        const std::string* const key = place.second;
         const Key& entry = keys_.at(*key);
         const std::int64_t cols = parameters_[entry.first].local_cols, rows = entry.elements / cols;
         program::Bucket::Matrix m{program::no_tensor, program::no_tensor, entry.copies, rows / entry.copies, cols};
