@@ -9,6 +9,8 @@ void add_activation(Kernels& table);
 void add_attention(Kernels& table);
 void add_attention_cached(Kernels& table);
 void add_attention_grad(Kernels& table);
+void add_tensor_attention(Kernels& table); // What the table holds before serves what these do not take.
+void add_tensor_attention_grad(Kernels& table);
 void add_library_attention(Kernels& table); // The library is asked first; what the table holds before serves the rest.
 void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);

@@ -44,6 +44,8 @@ const Kernels* cuda_kernels() {
         cuda::add_attention(t);
         cuda::add_attention_cached(t);
         cuda::add_attention_grad(t);
+        cuda::add_tensor_attention(t);
+        cuda::add_tensor_attention_grad(t);
         cuda::add_library_attention(t);
         cuda::add_balance(t);
         cuda::add_bias(t);

@@ -34,6 +34,8 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
         keys = static_cast<double>(attr->seq_k);
         for (const std::int64_t most : {attr->window, attr->chunk})
             if (most > 0) keys = std::min(keys, static_cast<double>(most));
+        // Under a causal mask a query sees half of its document in the mean.
+        if (attr->documents) keys = std::min(keys, 2.0 * attr->visible * static_cast<double>(attr->seq_k));
     } else if (delta != nullptr) {
         keys = static_cast<double>(delta->rows / delta->batch);
     }
@@ -52,14 +54,32 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
     return std::max(compute, memory) + c.kernel_seconds;
 }
 
-// On an H200 they reached 10 to 21 TFLOPS forward and 8 to 12 backward (docs/notes/kernels-attention.md), of 67 in
-// FP32: the middles.
+namespace {
+
+// By kernels that multiply in FP32 on a GPU's ordinary units. On an H200 they reached 10 to 21 TFLOPS forward and 8 to
+// 12 backward (docs/notes/kernels-attention.md), of 67 in FP32: the middles.
 double plain_attention_seconds(const Rates& rates, const program::Op& op) {
     constexpr double forward = 15.5 / 67.0, backward = 10.0 / 67.0;
     const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::fp32)];
     const double rate = peak * (op.kind == program::OpKind::attention ? forward : backward) * rates.sm_share;
     const double memory = op.bytes / (rates.hardware->memory_bandwidth * rates.costs->memory);
     return std::max(op.flops / rate, memory) + rates.costs->kernel_seconds;
+}
+
+} // namespace
+
+// Of an H100's peak in BF16, whole sequences of 4,096 and documents of 512 tokens: 445 and 195 TFLOPS forward, 245 and
+// 147 backward (docs/notes/kernels-attention.md), so 545 s / (s + 918) and 271 s / (s + 431). The card's clock was such
+// that cuDNN had 0.91 of what attention_seconds() says without a clock.
+double own_attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision) {
+    if (precision == machine::Precision::fp32) return plain_attention_seconds(rates, op);
+    stack::StackCosts costs = *rates.costs;
+    const bool forward = op.kind == program::OpKind::attention;
+    costs.attention_forward = 0.606, costs.attention_backward = 0.301;
+    costs.attention_half_length = forward ? 918.0 : 431.0;
+    Rates own = rates;
+    own.costs = &costs;
+    return attention_seconds(own, op, machine::Precision::bf16);
 }
 
 } // namespace moe::cost

@@ -149,7 +149,7 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
         return expert_bias_seconds(rates, op, program, fused);
     const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
     if (attention != nullptr && attention->documents && plan::stack_traits(plan_).takes_attention_scratch)
-        return plain_attention_seconds(rates, op);
+        return own_attention_seconds(rates, op, gemm_precision(op, program));
     if (attention != nullptr) return attention_seconds(rates, op, gemm_precision(op, program));
     if (op.kind == program::OpKind::delta_rule || op.kind == program::OpKind::delta_rule_grad)
         return attention_seconds(rates, op, gemm_precision(op, program));

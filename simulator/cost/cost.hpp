@@ -91,8 +91,8 @@ double gemm_seconds(const Rates& rates, double flop_rate, double groups, double 
                     double spread = 0.0);
 machine::Precision gemm_precision(const program::Op& op, const program::Program& program);
 double attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
-// By this project's plain kernels, which multiply in FP32 on a GPU's ordinary units.
-double plain_attention_seconds(const Rates& rates, const program::Op& op);
+// By this project's own kernels: of documents, whose beginnings the library does not take.
+double own_attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
 double memory_bound_seconds(const Rates& rates, const program::Op& op);
 // Kernels behind an op of a kind, over those of most kinds.
 double launches(const stack::StackCosts& costs, program::OpKind kind);

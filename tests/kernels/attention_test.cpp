@@ -169,6 +169,19 @@ TEST_CASE("attention and its gradient: documents see only themselves") {
     check(attention_grad_long_case(shape(2, 200, 200, 4, 2, 64, 64), {true, false, Type::bf16, 6}));
 }
 
+// Widths that tensor cores take, and their ends: tiles of 128 queries and keys, heads that do not fill one.
+TEST_CASE("attention and its gradient: documents of heads as models have them") {
+    for (const AttentionShape& s :
+         {shape(1, 300, 300, 4, 1, 128, 128), shape(2, 150, 150, 4, 2, 64, 64), shape(1, 200, 200, 2, 2, 192, 128),
+          shape(1, 260, 260, 2, 1, 80, 80), shape(1, 140, 140, 2, 1, 96, 64, true, 50), shape(1, 64, 64, 2, 1, 40, 40)})
+        for (const bool packed : {false, true}) {
+            check(attention_case(s, {packed, packed, Type::bf16, 4}));
+            check(attention_grad_long_case(s, {packed, packed, Type::bf16, 4}));
+        }
+    check(attention_case(shape(1, 130, 300, 2, 1, 128, 128), {false, false, Type::bf16, 3}));
+    check(attention_grad_long_case(shape(1, 130, 300, 2, 1, 128, 128), {false, true, Type::bf16, 3}));
+}
+
 TEST_CASE("attention: sequences over several blocks of queries and keys") {
     for (const Type type : {Type::f32, Type::bf16}) {
         check(attention_case(shape(1, 300, 300, 2, 1, 4, 3), {false, false, type}));

@@ -56,6 +56,18 @@ __device__ inline void load_box(const CUtensorMap& map, GroupBox at, unsigned sh
                  : "memory");
 }
 
+// A box of one head's rows in a tensor [sequences, heads, rows, width].
+struct HeadBox {
+    int inner, row, head, sequence;
+};
+
+__device__ inline void load_box(const CUtensorMap& map, HeadBox at, unsigned shared, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+                 "l"(&map), "r"(barrier), "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.sequence)
+                 : "memory");
+}
+
 __device__ inline void store_box(const CUtensorMap& map, Box at, unsigned shared) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
                  "r"(shared), "r"(at.inner), "r"(at.row), "r"(at.plane)
