@@ -62,7 +62,8 @@ std::vector<LocalParameter> local_parameters(const program::Program& program, co
                                               : mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank) *
                                                         local_experts[p.name] +
                                                     p.local_expert;
-        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, p.copy,
+        const bool copy = p.copy || (bucket.replicas.axes != 0 && mesh.index(bucket.replicas, rank) > 0);
+        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, copy,
                              bucket.is_muon(),       {}};
         const std::int64_t own = bucket.elements / bucket.group_size;
         const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;

@@ -29,13 +29,13 @@ struct LocalParameter {
     int bucket = 0;
     double init_std = 0.0;
     bool ones = false;
-    bool copy = false;         // whether it is a stage's copy of a weight that another stage speaks for
+    bool copy = false;         // whether another rank speaks for it: of another stage, or of HSDP's first copy
     bool one_moment = false;   // Muon's: it has no exp_avg_sq
     std::vector<Piece> pieces; // Padding rows belong to no piece.
 };
 
 // Every parameter of a rank's Program, in the Program's order. Ranks that hold copies of a weight hold disjoint pieces
-// of it; the pieces of all ranks, copies of other stages aside, cover every global tensor exactly once.
+// of it; the pieces of all ranks, those of a `copy` aside, cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank);
 
 // The states that are kept of each parameter: the FP32 master weight and AdamW's moments (Muon has exp_avg alone), and

@@ -166,6 +166,7 @@ int emit_forward(const plan::Plan& plan, program::Program& program, const ChunkS
     builder.cached_keys = what.cached_keys;
     const int forward = builder.open(plan::SlotKind::forward, spec.chunk);
     chunk.forward(builder);
+    if (plan.reshards()) passes::reshard_forward(program, plan, program.templates[static_cast<std::size_t>(forward)]);
     return forward;
 }
 
@@ -193,7 +194,7 @@ EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const
                                                                             : passes::megatron_offload);
     if (plan.delay_wgrad) passes::delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
-        passes::reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
+        passes::reshard_pass(program, plan, program.templates[static_cast<std::size_t>(forward)],
                              program.templates[static_cast<std::size_t>(backward)]);
     EmittedChunk emitted{forward, backward, -1, -1, program::no_tensor};
     if (backwards.split) emit_halves(program, emitted, backwards.whole);
@@ -311,7 +312,6 @@ program::Program lower(const plan::Plan& plan, int pipeline_rank) {
 }
 
 program::Program lower_forward(const plan::Plan& plan, int pipeline_rank, const ForwardOnly& what) {
-    if (plan.reshards()) refuse("fsdp = on: a forward alone has no lowering under it");
     std::vector<int> forwards; // templates by chunk
     program::Program program = lower_chunks(
         plan, pipeline_rank, [&](program::Program& into, const ChunkSpec& spec, emit::ParameterSet& parameters) {

@@ -256,19 +256,25 @@ MemoryPlan plan_memory(const program::Program& program) {
     // that finish brings to the device lie where activations lay.
     const bool merged = !program.merges.empty();
     std::int64_t heights[2] = {0, 0}, finish_height = 0;
-    std::vector<std::vector<Packed>> packed;
+    std::vector<std::vector<Packed>> packed(program.templates.size());
+    std::vector<std::vector<std::pair<program::TensorId, Lifetime>>> lists;
+    for (const program::Template& tmpl : program.templates) lists.push_back(transients(program, tmpl, use));
+    // The last backward differs from the plain one only by reductions of gradients, which may work on copies. The one
+    // with more transients gives places to those of both.
+    std::vector<std::size_t> order(lists.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return lists[a].size() > lists[b].size(); });
     std::vector<bool> done(program.tensors.size(), false);
-    for (const program::Template& tmpl : program.templates) {
-        // The last backward differs from the plain one only by reductions of gradients: its transients have their
-        // places.
-        auto list = transients(program, tmpl, use);
-        packed.emplace_back();
+    for (const std::size_t t : order) {
+        const program::Template& tmpl = program.templates[t];
+        auto& list = lists[t];
         if (!list.empty() && done[static_cast<std::size_t>(list.front().first)]) continue;
         for (const auto& [id, life] : list) done[static_cast<std::size_t>(id)] = true;
         std::int64_t& height = tmpl.kind == plan::SlotKind::finish               ? finish_height
                                : merged && tmpl.kind == plan::SlotKind::backward ? heights[1]
                                                                                  : heights[0];
-        height = std::max(height, pack(program, std::move(list), packed.back()));
+        height = std::max(height, pack(program, std::move(list), packed[t]));
     }
     for (std::size_t t = 0; t < packed.size(); ++t) {
         const plan::SlotKind kind = program.templates[t].kind;

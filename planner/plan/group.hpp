@@ -11,17 +11,21 @@ enum class Domain : std::uint8_t { dense, expert };
 
 // Axes of either domain as a bit mask: in the expert domain tensor = ETP, context does not exist, data = EDP.
 namespace axis {
-inline constexpr std::uint8_t tensor = 1, context = 2, expert = 4, data = 8, pipeline = 16;
+inline constexpr std::uint16_t tensor = 1, context = 2, expert = 4, data = 8, pipeline = 16;
 // The parts of the context axis under hierarchical CP: members that trade heads, and those of one place in every such
 // group, which form a ring. Groups along `context` hold both.
-inline constexpr std::uint8_t context_inner = 32, context_outer = 64;
-inline constexpr std::uint8_t any_context = context | context_inner | context_outer;
+inline constexpr std::uint16_t context_inner = 32, context_outer = 64;
+inline constexpr std::uint16_t any_context = context | context_inner | context_outer;
+// The parts of the data axis under HSDP: members that hold the shards of one copy of the weights, and those that hold
+// the same shard. Groups along `data` hold both.
+inline constexpr std::uint16_t shards = 128, replicas = 256;
+inline constexpr std::uint16_t any_data = data | shards | replicas;
 } // namespace axis
 
 // A communication group, the same words for every rank: the ranks that differ from mine only along `axes`.
 struct Group {
     Domain domain = Domain::dense;
-    std::uint8_t axes = 0; // 0 = no communication
+    std::uint16_t axes = 0; // 0 = no communication
     bool operator==(const Group&) const = default;
 };
 std::string to_string(Group group); // "tp", "dp+cp", "ep", "etp+ep", "edp", "pp", ...

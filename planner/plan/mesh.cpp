@@ -17,7 +17,7 @@ namespace {
 // and the same PP in the expert one; cp and ep each exist in one factoring only and have size 1 in the other.
 struct Word {
     const char* name;
-    std::uint8_t bit;
+    std::uint16_t bit;
     int size[2]; // sizes by Domain
 };
 
@@ -83,12 +83,14 @@ std::int64_t product(const Plan& plan, Domain domain) {
 
 std::string to_string(Group group) {
     static constexpr struct {
-        std::uint8_t bit;
+        std::uint16_t bit;
         const char* dense;
         const char* expert;
     } names[] = {{axis::tensor, "tp", "etp"},
                  {axis::expert, "", "ep"},
                  {axis::data, "dp", "edp"},
+                 {axis::shards, "dp_shard", "edp_shard"},
+                 {axis::replicas, "dp_replicate", "edp_replicate"},
                  {axis::context, "cp", ""},
                  {axis::context_inner, "cp_inner", ""},
                  {axis::context_outer, "cp_outer", ""},
@@ -111,6 +113,11 @@ int context_inner(const Plan& plan) {
     return inner;
 }
 
+int weight_replicas(const Plan& plan, Domain domain) {
+    if (domain == Domain::dense) return plan.fsdp_replicas;
+    return plan.edp % plan.fsdp_replicas == 0 ? plan.fsdp_replicas : 1;
+}
+
 std::int64_t Plan::attention_rows() const {
     const int trading = cp_comm == ContextComm::alltoall ? cp : context_inner(*this);
     return tokens_gathered() * trading;
@@ -131,6 +138,9 @@ int group_size(const Plan& plan, Group group) {
     if (group.axes & axis::context_outer) size *= plan.cp / context_inner(plan);
     if (group.axes & axis::expert) size *= dense ? 1 : plan.ep;
     if (group.axes & axis::data) size *= dense ? plan.dp : plan.edp;
+    const int replicas = weight_replicas(plan, group.domain);
+    if (group.axes & axis::shards) size *= (dense ? plan.dp : plan.edp) / replicas;
+    if (group.axes & axis::replicas) size *= replicas;
     if (group.axes & axis::pipeline) size *= plan.pp;
     return size;
 }
@@ -152,6 +162,11 @@ Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
                 const int inner = context_inner(plan);
                 axes_[d].push_back({axis::context | axis::context_inner, inner, stride[d]});
                 axes_[d].push_back({axis::context | axis::context_outer, plan.cp / inner, stride[d] * inner});
+            } else if (const int copies = weight_replicas(plan, static_cast<Domain>(d));
+                       word.bit == axis::data && copies > 1) {
+                const int shards = word.size[d] / copies;
+                axes_[d].push_back({axis::data | axis::shards, shards, stride[d]});
+                axes_[d].push_back({axis::data | axis::replicas, copies, stride[d] * shards});
             } else {
                 axes_[d].push_back({word.bit, word.size[d], stride[d]});
             }
@@ -213,6 +228,6 @@ int Mesh::index(Group group, int rank) const {
     return position;
 }
 
-int Mesh::coordinate(Domain domain, std::uint8_t one_axis, int rank) const { return index({domain, one_axis}, rank); }
+int Mesh::coordinate(Domain domain, std::uint16_t one_axis, int rank) const { return index({domain, one_axis}, rank); }
 
 } // namespace moe::plan

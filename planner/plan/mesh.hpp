@@ -14,6 +14,10 @@ namespace moe::plan {
 // many as divide CP and fit there beside TP. 1 without hierarchical CP.
 int context_inner(const Plan& plan);
 
+// Copies of the weights of a domain under HSDP (Plan::fsdp_replicas), each sharded over a part of the data axis.
+// Experts that EDP does not hold several times have one.
+int weight_replicas(const Plan& plan, Domain domain);
+
 // Degree of a group in a plan.
 int group_size(const Plan& plan, Group group);
 
@@ -33,11 +37,11 @@ public:
     // Position of `rank` within members(group, rank).
     int index(Group group, int rank) const;
     // Coordinate along one axis, e.g. coordinate(Domain::dense, axis::pipeline, rank).
-    int coordinate(Domain domain, std::uint8_t one_axis, int rank) const;
+    int coordinate(Domain domain, std::uint16_t one_axis, int rank) const;
 
 private:
     struct Axis {
-        std::uint8_t bit;
+        std::uint16_t bit;
         int size;
         int stride;
     };

@@ -87,12 +87,15 @@ struct Plan {
     int bf16_first = 0,
         bf16_last = 0; // decoder layers that stay in BF16; set by keep_in_bf16(), which marks the model's
     Fp8Scaling fp8_scaling = Fp8Scaling::current;
-    machine::Precision gradients = machine::Precision::fp32; // in which gradients are summed and reduced: fp32 or bf16
-    unsigned recompute = 0;                                  // set of recompute:: modules
-    unsigned offload = 0;                                    // set of offload:: modules
+    // In which gradients are summed and reduced: fp32 or bf16, see StackTraits::reduces_bf16_copy.
+    machine::Precision gradients = machine::Precision::fp32;
+    unsigned recompute = 0; // set of recompute:: modules
+    unsigned offload = 0;   // set of offload:: modules
     OptimizerChoice optimizer;
     // Weights, gradients and optimizer states are sharded over the data-parallel group: see reshards().
     bool fsdp = false;
+    // HSDP, of plans that reshard: copies of the weights, each sharded over so much smaller a part of the group.
+    int fsdp_replicas = 1;
     Dispatcher dispatcher = Dispatcher::alltoall;
     ContextComm cp_comm = ContextComm::ring;
     double capacity = 0.0; // factor over the balanced load; 0 = worst case, never overflows

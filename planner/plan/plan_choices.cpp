@@ -5,6 +5,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/routing.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <array>
@@ -147,9 +148,23 @@ PlanFault check_context(const Plan& plan) {
     return {};
 }
 
+// HSDP cuts the data axis of either factoring, of that of experts only where it has several ranks.
+PlanFault check_replicas(const Plan& plan) {
+    const int copies = plan.fsdp_replicas;
+    if (copies == 1) return {};
+    if (!plan.reshards())
+        return fault("fsdp_replicas", "fsdp_replicas = {} needs fsdp = on without a pipeline, but {}", copies,
+                     plan.fsdp ? fmt::format("pp = {}", plan.pp) : std::string("fsdp = off"));
+    if (copies < 1 || plan.dp % copies != 0)
+        return fault("fsdp_replicas", "fsdp_replicas = {}: dp = {} is not divisible by it", copies, plan.dp);
+    if (has_experts(plan) && plan.edp > 1 && plan.edp % copies != 0)
+        return fault("fsdp_replicas", "fsdp_replicas = {}: edp = {} is neither 1 nor divisible by it", copies,
+                     plan.edp);
+    return {};
+}
+
 PlanFault check_communication(const Plan& plan) {
-    if (plan.fsdp && plan.hardware->cpu)
-        return fault("fsdp", "fsdp = on: ranks of {} share one memory, use off", plan.hardware->name);
+    if (const PlanFault found = check_replicas(plan)) return found;
     if (plan.optimizer.muon && plan.optimizer.bf16_moments)
         return fault("optimizer", "optimizer = {}: BF16 moments are AdamW's, use muon", to_string(plan.optimizer));
     if (plan.optimizer.muon && plan.reshards())
@@ -332,6 +347,20 @@ PlanFault check_over_peers(const Plan& plan) {
     return {};
 }
 
+// FSDP by our own ops: published stacks state what theirs moves, not where zeros and sums are.
+PlanFault check_resharding(const Plan& plan) {
+    if (!plan.reshards()) return {};
+    if (!stack_traits(plan).adds_to_shards)
+        return fault("fsdp", "fsdp = on of stack \"{}\" is not supported: search again with --stack moe-plan",
+                     plan.stack);
+    for (const machine::Precision precision : {plan.precision, plan.experts(), plan.head()})
+        if (precision == machine::Precision::fp8_blockwise)
+            return fault("fsdp",
+                         "fsdp = on is not supported with fp8-blockwise, whose matrices are quantized one by one where "
+                         "they stay: set fsdp=off or precision=bf16");
+    return {};
+}
+
 } // namespace
 
 PlanFault check_executable(const Plan& plan) {
@@ -342,11 +371,11 @@ PlanFault check_executable(const Plan& plan) {
         std::string value, otherwise;
     };
     const std::array choices{
-        Choice{plan.fsdp, "fsdp", "on", "off"},
         Choice{plan.dispatcher == Dispatcher::deepep, "dispatcher", "deepep", "hybridep"},
         Choice{plan.dispatcher == Dispatcher::ncclep, "dispatcher", "ncclep", "hybridep"},
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
-        Choice{plan.gradients != machine::Precision::fp32, "gradients", machine::to_string(plan.gradients), "fp32"},
+        Choice{plan.gradients != machine::Precision::fp32 && !stack_traits(plan).reduces_bf16_copy, "gradients",
+               machine::to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
         Choice{plan.cp_comm == ContextComm::hierarchical, "cp_comm", to_string(plan.cp_comm), "ring"},
         // One queue of a GPU hides nothing.
@@ -354,6 +383,7 @@ PlanFault check_executable(const Plan& plan) {
     };
     for (const auto& [made, field, value, otherwise] : choices)
         if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);
+    if (const PlanFault found = check_resharding(plan)) return found;
     return check_over_peers(plan);
 }
 

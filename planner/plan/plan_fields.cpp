@@ -120,6 +120,8 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return to_string(plan.optimizer); }},
         {"fsdp", [](Plan& plan, const std::string& v) { plan.fsdp = on_or_off("fsdp", v); },
          [](const Plan& plan) -> std::string { return word(plan.fsdp); }},
+        {"fsdp_replicas", [](Plan& plan, const std::string& v) { plan.fsdp_replicas = degree("fsdp_replicas", v); },
+         [](const Plan& plan) -> std::string { return fmt::format("{}", plan.fsdp_replicas); }},
         {"dispatcher", [](Plan& plan, const std::string& v) { plan.dispatcher = dispatcher_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.dispatcher); }},
         {"cp_comm", [](Plan& plan, const std::string& v) { plan.cp_comm = context_comm_from_string(v); },

@@ -124,6 +124,8 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.offload = named(json, join_list(json, "offload"), offload::from_string);
     plan.optimizer = named(json, json.string_or("optimizer", to_string(plan.optimizer)), optimizer_from_string);
     plan.fsdp = json.boolean_or("fsdp", false);
+    if (json.has("fsdp_replicas"))
+        plan.fsdp_replicas = static_cast<int>(json.integer("fsdp_replicas", 1, limits::max_gpus));
     plan.dispatcher = named(json, json.string_or("dispatcher", to_string(plan.dispatcher)), dispatcher_from_string);
     plan.cp_comm = named(json, json.string_or("cp_comm", to_string(plan.cp_comm)), context_comm_from_string);
     plan.capacity = json.number_or("capacity", 0.0, 0.0, any_amount);
@@ -162,6 +164,7 @@ Json choices(const Plan& plan) {
     json["offload"] = split_list(offload::to_string(plan.offload));
     json["optimizer"] = to_string(plan.optimizer);
     json["fsdp"] = plan.fsdp;
+    if (plan.fsdp_replicas > 1) json["fsdp_replicas"] = plan.fsdp_replicas;
     json["dispatcher"] = to_string(plan.dispatcher);
     json["cp_comm"] = to_string(plan.cp_comm);
     json["capacity"] = plan.capacity;
@@ -213,6 +216,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "offload",
                "optimizer",
                "fsdp",
+               "fsdp_replicas",
                "dispatcher",
                "cp_comm",
                "capacity",

@@ -15,6 +15,8 @@ constexpr StackTraits own{
     .engine = StackEngine::own,
     .quantizes_by_rows = true,
     .sets_first_gradients = true,
+    .adds_to_shards = true,
+    .reduces_bf16_copy = true,
     .adds_up_shards_of_tied_table = true,
     .shares_weights_of_chunks = true,
     .final_norm_with_mtp = true,

@@ -23,6 +23,12 @@ struct StackTraits {
     bool quantizes_by_rows = false;
     // The first product that writes a weight's gradient in a step sets it; otherwise whole buckets are zeroed first.
     bool sets_first_gradients = false;
+    // FSDP: whole gradients are zeroed where no product sets them, and what has been reduced is added to the shard, by
+    // ops of their own; otherwise both belong to the reduction, which is only priced.
+    bool adds_to_shards = false;
+    // gradients = bf16: a rank sums its gradients in FP32 and a BF16 copy of them is reduced; otherwise they are summed
+    // in BF16 as well.
+    bool reduces_bf16_copy = false;
     // Ranks with copies of the embedding table add up the optimizer's shards of its gradient; otherwise whole
     // gradients.
     bool adds_up_shards_of_tied_table = false;

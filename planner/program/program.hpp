@@ -41,6 +41,7 @@ struct Bucket {
     plan::Domain domain = plan::Domain::dense;
     plan::Group group; // axes 0 when its size is 1
     int group_size = 1;
+    plan::Group replicas; // HSDP: ranks that hold the same shard; axes 0 where every shard is held once
     int chunk = 0;
     std::int64_t elements = 0; // padded to a multiple of group_size
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not

@@ -89,6 +89,7 @@ std::vector<PlanWord> plan_fields() {
         {"fp8_scaling", NameWord{[](const Plan& p) { return plan::to_string(p.fp8_scaling); }}},
         {"gradients", NameWord{[](const Plan& p) { return machine::to_string(p.gradients); }}},
         {"fsdp", NameWord{[](const Plan& p) { return on_off(p.fsdp); }}},
+        {"fsdp_replicas", NumberWord{[](const Plan& p) { return double(p.fsdp_replicas); }}},
         {"dispatcher", NameWord{[](const Plan& p) { return plan::to_string(p.dispatcher); }}},
         {"cp_comm", NameWord{[](const Plan& p) { return plan::to_string(p.cp_comm); }}},
         {"paged_stash", NameWord{[](const Plan& p) { return on_off(p.paged_stash); }}},

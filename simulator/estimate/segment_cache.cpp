@@ -35,8 +35,8 @@ Placements SegmentCache::placements(const plan::Plan& plan) const {
     Placements places{at(emit::groups::tensor), at(emit::groups::context), at(emit::groups::expert),
                       at(emit::groups::expert_tensor), at(emit::groups::dispatch)};
     if (plan.reshards()) {
-        places[5] = at({plan::Domain::dense, plan::axis::data | plan::axis::context});
-        places[6] = at({plan::Domain::expert, plan::axis::data});
+        places[5] = at(emit::gradient_group(plan, plan::Domain::dense, true));
+        places[6] = at(emit::gradient_group(plan, plan::Domain::expert, true));
     }
     if (plan.cp_comm == plan::ContextComm::hierarchical) {
         places[8] = at(emit::groups::context_inner);

@@ -26,18 +26,27 @@ unsigned parts_of(const plan::Plan& plan, SegmentId id); // plan::part
 // Each group of either domain has a bit of its own, since axes are five bits.
 inline std::uint64_t group_bit(plan::Group group) {
     if (group.axes == 0) return 0;
-    // The parts of the context axis stand where no dense group is: the expert axis has no ranks there.
+    // The parts of the context and of the data axis stand where no group is: beside the axis that the domain has not.
+    const int absent = group.domain == plan::Domain::dense ? plan::axis::expert : plan::axis::context;
     const int axes = group.axes == plan::axis::context_inner   ? plan::axis::expert
                      : group.axes == plan::axis::context_outer ? plan::axis::expert | plan::axis::context
-                                                               : group.axes;
+                     : (group.axes & plan::axis::shards) != 0
+                         ? (group.axes & ~plan::axis::shards) | plan::axis::data | absent
+                     : (group.axes & plan::axis::replicas) != 0 ? plan::axis::pipeline | absent
+                                                                : group.axes;
     return std::uint64_t{1} << (32 * static_cast<int>(group.domain) + axes);
 }
 // The group of one bit.
 inline plan::Group group_of_bit(int bit) {
-    const auto axes = static_cast<std::uint8_t>(bit % 32);
+    const int axes = bit % 32;
     if (bit == plan::axis::expert) return {plan::Domain::dense, plan::axis::context_inner};
     if (bit == (plan::axis::expert | plan::axis::context)) return {plan::Domain::dense, plan::axis::context_outer};
-    return {bit < 32 ? plan::Domain::dense : plan::Domain::expert, axes};
+    const plan::Domain domain = bit < 32 ? plan::Domain::dense : plan::Domain::expert;
+    const int absent = bit < 32 ? plan::axis::expert : plan::axis::context;
+    if ((axes & absent) != 0 && (axes & plan::axis::data) != 0)
+        return {domain, static_cast<std::uint16_t>((axes & ~(absent | plan::axis::data)) | plan::axis::shards)};
+    if ((axes & absent) != 0 && (axes & plan::axis::pipeline) != 0) return {domain, plan::axis::replicas};
+    return {domain, static_cast<std::uint16_t>(axes)};
 }
 
 // The sizes that the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.

@@ -93,7 +93,7 @@ namespace {
 plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
     plan::Group real{group.domain, 0};
     for (int bit = 1; bit <= group.axes; bit *= 2) {
-        const auto one = static_cast<std::uint8_t>(group.axes & bit);
+        const auto one = static_cast<std::uint16_t>(group.axes & bit);
         if (one != 0 && plan::group_size(plan, {group.domain, one}) > 1) real.axes |= one;
     }
     return real;
@@ -127,7 +127,7 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
         if ((used >> bit & 1) == 0) continue;
         const plan::Group group = group_of_bit(bit);
         if (group == emit::groups::pipeline) continue;
-        const bool data = (group.axes & (plan::axis::data | plan::axis::pipeline)) != 0,
+        const bool data = (group.axes & (plan::axis::any_data | plan::axis::pipeline)) != 0,
                    dense = group.domain == plan::Domain::dense;
         const Known one{data    ? program::Stream::data
                         : dense ? program::Stream::tensor

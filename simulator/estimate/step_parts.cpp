@@ -203,8 +203,8 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& 
     if (model.table_holders = emit::table_holders(plan); model.table_holders.size() > 1) {
         const double table = passed_table_bytes(plan);
         model.table_message =
-            price_bytes(costs, program::OpKind::send, table, passes::gradient_dtype(plan), emit::groups::pipeline);
-        model.table_add = price_bytes(costs, program::OpKind::add, 3.0 * table, passes::gradient_dtype(plan));
+            price_bytes(costs, program::OpKind::send, table, emit::gradient_dtype(plan), emit::groups::pipeline);
+        model.table_add = price_bytes(costs, program::OpKind::add, 3.0 * table, emit::gradient_dtype(plan));
     }
     model.lost = costs.contention_price().to_collectives;
     model.per_step = cache.stack().costs.step_seconds;

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
+#include "planner/lower/emit/parameters.hpp"
 #include "planner/memory/retry_memory.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/overflow_retry.hpp"
@@ -170,7 +171,9 @@ estimate::StageMemory stage_memory(estimate::SegmentCache& cache, const plan::Pl
     return m;
 }
 
-// Backwards of two slots keep some of what a layer saves for the first and some for the second: liveness tells.
+// Backwards of two slots keep some of what a layer saves for the first and some for the second: liveness tells. HSDP
+// has groups of its own, whose communicators the Program counts, and BF16 copies of gradients are as large as their
+// bucket.
 double laid_out(const plan::Plan& plan) {
     plan::Plan enough = plan;
     enough.gbs = plan.mbs * plan.dp * estimate::enough_micro_batches(plan);
@@ -192,7 +195,8 @@ double FastEstimator::memory_bytes(const plan::Plan& plan) {
 }
 
 double FastEstimator::held_bytes(const plan::Plan& plan) {
-    if (plan::splits_backward(plan.schedule)) return laid_out(plan);
+    if (plan::splits_backward(plan.schedule) || plan.fsdp_replicas > 1 || emit::reduces_copy(plan))
+        return laid_out(plan);
     const estimate::Shape& shape = state_->shapes.of(plan);
     std::vector<estimate::StageMemory> stages;
     std::vector<estimate::SavedSegments> segments(shape.distinct.size());
@@ -217,11 +221,11 @@ double FastEstimator::held_bytes(const plan::Plan& plan) {
 namespace {
 
 // Plans whose work does not fall into slots of fixed length: weights that come under the layer before (FSDP),
-// activations that share one link to the host, messages that leave before their slot ends, backwards of two slots, and
-// pipelines that are never full, which show every slot's beginning.
+// gradients that are cast around their reduction, activations that share one link to the host, messages that leave
+// before their slot ends, backwards of two slots, and pipelines that are never full, which show every slot's beginning.
 bool needs_ops(const plan::Plan& plan) {
-    return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~plan::offload::optimizer) != 0 ||
-           plan.delay_wgrad || plan::splits_backward(plan.schedule);
+    return plan.micro_batches() < plan.pp || plan.reshards() || emit::reduces_copy(plan) ||
+           (plan.offload & ~plan::offload::optimizer) != 0 || plan.delay_wgrad || plan::splits_backward(plan.schedule);
 }
 
 // Seconds by which the host's work grows beyond the step's from one play to a longer one: then it comes to be the limit

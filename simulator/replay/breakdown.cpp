@@ -15,7 +15,7 @@ enum class Exposed { tensor, context, expert, data, optimizer, pipeline, none };
 Exposed category(const program::Op& op) {
     if (op.module == program::Module::optimizer) return Exposed::optimizer;
     if (op.kind == program::OpKind::send || op.kind == program::OpKind::recv) return Exposed::pipeline;
-    if (op.group.axes & plan::axis::data) return Exposed::data;
+    if (op.group.axes & plan::axis::any_data) return Exposed::data;
     if (op.group.domain == plan::Domain::expert) return Exposed::expert;
     if (op.group.axes & plan::axis::any_context) return Exposed::context;
     if (op.group.axes & plan::axis::tensor) return Exposed::tensor;

@@ -17,7 +17,7 @@ namespace {
 
 const char* axis_of(const program::Op& op) {
     if (op.kind == program::OpKind::send || op.kind == program::OpKind::recv) return "pipeline";
-    if (op.group.axes & plan::axis::data) return "data";
+    if (op.group.axes & plan::axis::any_data) return "data";
     if (op.group.domain == plan::Domain::expert) return "expert";
     if (op.group.axes & plan::axis::any_context) return "context";
     if (op.group.axes & plan::axis::tensor) return "tensor";

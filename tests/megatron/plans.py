@@ -53,7 +53,7 @@ PLAIN = {
     "layout": "none", "schedule": "1f1b", "rank_order": "tp-cp-ep-dp-pp", "precision": "bf16",
     "attention_precision": "default", "expert_precision": "default", "head_precision": "default", "bf16_layers": "none",
     "fp8_scaling": "current", "gradients": "fp32", "recompute": "none", "offload": "none", "optimizer": "adamw",
-    "fsdp": "off", "dispatcher": "alltoall", "cp_comm": "ring", "capacity": "none", "paged_stash": "off",
+    "fsdp": "off", "fsdp_replicas": "1", "dispatcher": "alltoall", "cp_comm": "ring", "capacity": "none", "paged_stash": "off",
     "memory_efficient_permutation": "on", "tp_overlap": "off", "ep_overlap": "off", "delay_wgrad": "off",
     "cuda_graph": "none", "deterministic": "off", "documents": "ignore", "lengths": "none", "routing": "balanced", "balance": "natural",
     "load_balancing": "seq_aux_loss", "aux_loss": "none", "z_loss": "none", "bias_update": "none",

@@ -73,7 +73,8 @@ std::vector<std::string> fields_of(const EngineTable& table) {
             if (contains(settable, field)) add_once(order, field);
     }
     // What follows from others is not read; what no setting says stays as it is.
-    for (const char* follows : {"dp", "routing", "lengths", "expert_precision", "memory_efficient_permutation"})
+    for (const char* follows :
+         {"dp", "routing", "lengths", "expert_precision", "memory_efficient_permutation", "fsdp_replicas"})
         order.erase(std::remove(order.begin(), order.end(), follows), order.end());
     return order;
 }

@@ -13,11 +13,26 @@
 namespace moe::emit {
 
 plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, bool sharded) {
-    plan::Group group{domain, plan::axis::data};
+    const bool copied = plan::weight_replicas(plan, domain) > 1;
+    plan::Group group{domain, copied ? plan::axis::shards : plan::axis::data};
     if (domain == plan::Domain::dense) group.axes |= plan::axis::context;
     if (!sharded) group.axes |= plan::axis::tensor;
     if (plan::group_size(plan, group) == 1) group.axes = 0;
     return group;
+}
+
+bool reduces_copy(const plan::Plan& plan) {
+    return plan.gradients == machine::Precision::bf16 && plan::stack_traits(plan).reduces_bf16_copy;
+}
+
+program::Dtype gradient_dtype(const plan::Plan& plan) {
+    const bool bf16 = plan.gradients == machine::Precision::bf16 && !reduces_copy(plan);
+    return bf16 ? program::Dtype::bf16 : program::Dtype::f32;
+}
+
+plan::Group replica_group(const plan::Plan& plan, plan::Domain domain) {
+    if (plan::weight_replicas(plan, domain) == 1) return {};
+    return {domain, plan::axis::replicas};
 }
 
 int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon) {
@@ -29,6 +44,7 @@ int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, 
     bucket.domain = domain;
     bucket.group = gradient_group(plan_, domain, sharded);
     bucket.group_size = plan::group_size(plan_, bucket.group);
+    bucket.replicas = replica_group(plan_, domain);
     bucket.chunk = chunk_;
     bucket.layer = layer_;
     bucket.quantizable = quantized;
@@ -137,8 +153,7 @@ void ParameterSet::seal(program::Program& program, bool list) {
     sealed_ = true;
     const program::Dtype act = activation_dtype(plan_.precision);
     const program::Dtype moments = plan_.optimizer.bf16_moments ? program::Dtype::bf16 : program::Dtype::f32;
-    const program::Dtype sums =
-        plan_.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32;
+    const program::Dtype sums = gradient_dtype(plan_);
     // Optimizer states that are offloaded are on the device only while the optimizer runs.
     const program::Storage states =
         (plan_.offload & plan::offload::optimizer) != 0 ? program::Storage::activation : program::Storage::optimizer;
@@ -236,8 +251,7 @@ void ParameterSet::add_matrices(program::Program& program, std::size_t index) {
 
 void ParameterSet::add_buffers(program::Program& program) {
     const program::Dtype act = activation_dtype(plan_.precision);
-    const program::Dtype sums =
-        plan_.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32;
+    const program::Dtype sums = gradient_dtype(plan_);
     // Buckets of one kind in layers of even or odd places share their buffers: the next layer's weights arrive while
     // this one computes, and no sooner. The ends of the model have their own.
     using Turn = std::tuple<plan::Domain, bool, program::Dtype, int>;

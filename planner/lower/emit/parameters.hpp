@@ -93,7 +93,13 @@ std::vector<int> table_holders(const plan::Plan& plan);
 // published ones add up whole gradients (Megatron-LM's embedding group).
 bool shares_table(const plan::Plan& plan);
 
-// Group that a parameter's gradient is summed over: the complement of its sharding inside its domain.
+// True where a BF16 copy of FP32 sums is reduced (StackTraits::reduces_bf16_copy).
+bool reduces_copy(const plan::Plan& plan);
+// In which a rank sums its gradients.
+program::Dtype gradient_dtype(const plan::Plan& plan);
+// Ranks that hold the same shard of a domain's weights (HSDP); axes 0 where every shard is held once.
+plan::Group replica_group(const plan::Plan& plan, plan::Domain domain);
+// Group that a parameter's gradient is scattered over: the complement of its sharding inside its domain.
 plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, bool sharded);
 
 } // namespace moe::emit

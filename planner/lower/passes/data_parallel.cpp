@@ -77,9 +77,49 @@ program::TensorId part_of_gradients(program::Program& program, const program::Bu
     return part;
 }
 
+// A BF16 tensor beside one of gradients.
+program::TensorId add_copy(program::Program& program, const program::Bucket& b, program::TensorId of) {
+    const program::Tensor whole = tensor(program, of); // This is a copy, as a tensor is added below.
+    return emit::add_flat(program, whole.name + ".bf16", program::Dtype::bf16, program::Storage::activation,
+                          whole.elements(), b.chunk);
+}
+
+// The reduction of a bucket's gradients over its group, through a BF16 copy where the plan says so.
+void add_reduction(program::Program& program, const plan::Plan& plan, const program::Bucket& b,
+                   std::vector<program::Op>& ops) {
+    const StepOp sized = step_op(plan, size_of(program, b), StepWork::reduce);
+    if (!emit::reduces_copy(plan)) {
+        ops.push_back(make(sized, {b.gradients}, {b.gradient_shard}));
+        return;
+    }
+    const program::TensorId whole = add_copy(program, b, b.gradients), own = add_copy(program, b, b.gradient_shard);
+    program::Tensor& part = program.tensors[static_cast<std::size_t>(own)];
+    part.base = whole;
+    part.shard_group = b.group;
+    const auto elements = static_cast<double>(b.elements);
+    ops.push_back(make(narrow_op(elements), {b.gradients}, {whole}));
+    ops.push_back(make(sized, {whole}, {own}));
+    ops.push_back(make(narrow_op(elements / b.group_size), {own}, {b.gradient_shard}));
+}
+
+// HSDP: a step's gradients of a shard, summed over the ranks that hold it, through a BF16 copy likewise.
+void add_replica_sum(program::Program& program, const plan::Plan& plan, const program::Bucket& b,
+                     std::vector<program::Op>& ops) {
+    const auto elements = static_cast<double>(tensor(program, b.gradient_shard).elements());
+    const bool narrow = emit::reduces_copy(plan);
+    const program::TensorId summed = narrow ? add_copy(program, b, b.gradient_shard) : b.gradient_shard;
+    if (narrow) ops.push_back(make(narrow_op(elements), {b.gradient_shard}, {summed}));
+    program::Op op = make(program::OpKind::all_reduce, program::Stream::data, program::Module::data_parallel, {summed},
+                          {summed}, program::ReduceAttr{false});
+    op.group = b.replicas;
+    op.bytes = bytes(program, summed);
+    ops.push_back(std::move(op));
+    if (narrow) ops.push_back(make(narrow_op(elements), {summed}, {b.gradient_shard}));
+}
+
 } // namespace
 
-program::Template with_gradient_reduction(const program::Program& program, const plan::Plan& plan,
+program::Template with_gradient_reduction(program::Program& program, const plan::Plan& plan,
                                           const program::Template& backward) {
     std::map<program::TensorId, std::size_t> last_writer; // last op that writes each root gradient tensor
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
@@ -93,10 +133,11 @@ program::Template with_gradient_reduction(const program::Program& program, const
     const auto reduce = [&](auto&& complete) {
         for (const program::Bucket& bucket : program.buckets) {
             const BucketSize size = size_of(program, bucket);
-            if (bucket.chunk != backward.chunk || !has_work(plan, size, StepWork::reduce)) continue;
+            const bool reduced = has_work(plan, size, StepWork::reduce), copied = bucket.replicas.axes != 0;
+            if (bucket.chunk != backward.chunk || (!reduced && !copied)) continue;
             if (!complete(last_writer.find(bucket.gradients))) continue;
-            result.ops.push_back(
-                make(step_op(plan, size, StepWork::reduce), {bucket.gradients}, {bucket.gradient_shard}));
+            if (reduced) add_reduction(program, plan, bucket, result.ops);
+            if (copied) add_replica_sum(program, plan, bucket, result.ops);
         }
     };
     if (backward.kind == plan::SlotKind::wgrad) reduce([&](auto writer) { return writer == last_writer.end(); });
@@ -141,7 +182,8 @@ namespace {
 program::Op bias_step(const program::Program& program, const plan::Plan& plan, const program::RouterIo& router) {
     const program::Tensor& bias = tensor(program, router.bias);
     for (const program::Bucket& b : program.buckets) {
-        if (b.weights != bias.base && b.gathered != bias.base) continue;
+        // Layers take turns with the buffers of whole weights.
+        if (b.resharded() ? b.gathered != bias.base || b.layer != router.layer : b.weights != bias.base) continue;
         program::Op op = make(program::OpKind::expert_bias, program::Stream::compute, program::Module::optimizer,
                               {router.load, program.io.overflow, program.io.gradient_norm, program.io.hyper},
                               {b.master, b.weight_shard},
@@ -224,13 +266,24 @@ program::Template finish_template(const program::Program& program, const plan::P
     program::Template finish = sum_template(program, plan);
     const program::ProgramIo& io = program.io;
     const std::vector<program::Bucket>& buckets = program.buckets;
-    each_op_before_norm(buckets.size(), [&](std::size_t i, StepWork work) {
-        const program::Bucket& b = buckets[i];
-        const BucketSize size = size_of(program, b);
-        if (!has_work(plan, size, work)) return;
-        // The copies of all buckets are there before the first one steps.
-        finish.ops.push_back(make(step_op(plan, size, work), {b.gradient_shard}, {io.gradient_norm, b.copies}));
-    });
+    const auto square = [&](bool copied) {
+        each_op_before_norm(buckets.size(), [&](std::size_t i, StepWork work) {
+            const program::Bucket& b = buckets[i];
+            const BucketSize size = size_of(program, b);
+            if (!has_work(plan, size, work) || (b.replicas.axes != 0) != copied) return;
+            // The copies of all buckets are there before the first one steps.
+            finish.ops.push_back(make(step_op(plan, size, work), {b.gradient_shard}, {io.gradient_norm, b.copies}));
+        });
+    };
+    // HSDP: the sum over all ranks has the squares of shards that several ranks hold as often.
+    square(true);
+    if (plan.fsdp_replicas > 1) {
+        program::Op share = make(program::OpKind::scale, program::Stream::compute, program::Module::optimizer,
+                                 {io.gradient_norm}, {io.gradient_norm}, program::ScaleAttr{1.0 / plan.fsdp_replicas});
+        share.bytes = 2.0 * bytes(program, io.gradient_norm);
+        finish.ops.push_back(std::move(share));
+    }
+    square(false);
     if (plan.gpus > 1) {
         const auto scalars = static_cast<int>(tensor(program, io.step_sums).elements());
         finish.ops.push_back(make(norm_op(scalars), {io.step_sums}, {io.step_sums}, program::ReduceAttr{false}));

@@ -9,8 +9,9 @@ namespace moe::passes {
 
 // `backward` with a reduce-scatter (in place, stream data) of every bucket of its chunk right after the op that writes
 // the bucket's gradients last. Buckets whose group is one rank, and those that FSDP reduces itself, are left alone. A
-// backward in two slots gets them in the second: buckets that only the first writes are reduced before its ops.
-program::Template with_gradient_reduction(const program::Program& program, const plan::Plan& plan,
+// backward in two slots gets them in the second: buckets that only the first writes are reduced before its ops. HSDP's
+// shards are then summed over their copies. Where a BF16 copy is reduced, casts stand around it.
+program::Template with_gradient_reduction(program::Program& program, const plan::Plan& plan,
                                           const program::Template& backward);
 
 // The gathers of updated weights and the zeroing of gradients, but for those that products set (`first`), which open a

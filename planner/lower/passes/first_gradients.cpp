@@ -16,7 +16,8 @@ const program::Tensor& tensor(const program::Program& program, program::TensorId
     return program.tensors[static_cast<std::size_t>(id)];
 }
 
-// The flag by which a product says whether it adds to its result, a whole gradient; null for other ops.
+} // namespace
+
 bool* adds(program::Op& op, const program::Tensor& gradient) {
     if (auto* g = std::get_if<program::GroupedGemmAttr>(&op.attr))
         return g->mode == program::GroupedMode::wgrad ? &g->accumulate : nullptr;
@@ -25,15 +26,13 @@ bool* adds(program::Op& op, const program::Tensor& gradient) {
     return whole ? &g->accumulate : nullptr;
 }
 
-using Ranges = std::map<std::int64_t, std::int64_t>;
-
-bool overlaps(const Ranges& ranges, std::int64_t begin, std::int64_t end) {
-    const auto behind = ranges.lower_bound(begin);
-    if (behind != ranges.end() && behind->first < end) return true;
-    return behind != ranges.begin() && std::prev(behind)->second > begin;
+bool WrittenGradients::overlaps(std::int64_t begin, std::int64_t end) const {
+    const auto behind = written_.lower_bound(begin);
+    if (behind != written_.end() && behind->first < end) return true;
+    return behind != written_.begin() && std::prev(behind)->second > begin;
 }
 
-void insert(Ranges& ranges, std::int64_t begin, std::int64_t end) {
+void WrittenGradients::insert(Ranges& ranges, std::int64_t begin, std::int64_t end) {
     auto at = ranges.upper_bound(begin);
     if (at != ranges.begin() && std::prev(at)->second >= begin) --at;
     while (at != ranges.end() && at->first <= end) {
@@ -44,7 +43,21 @@ void insert(Ranges& ranges, std::int64_t begin, std::int64_t end) {
     ranges.emplace(begin, end);
 }
 
-} // namespace
+void WrittenGradients::write(std::int64_t begin, std::int64_t end, bool set) {
+    insert(written_, begin, end);
+    if (set) insert(set_, begin, end);
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> WrittenGradients::unset(std::int64_t elements) const {
+    std::vector<std::pair<std::int64_t, std::int64_t>> rest;
+    std::int64_t from = 0;
+    for (const auto& [begin, end] : set_) {
+        if (begin > from) rest.emplace_back(from, begin);
+        from = end;
+    }
+    if (from < elements) rest.emplace_back(from, elements);
+    return rest;
+}
 
 bool sets_first_gradients(const plan::Plan& plan) {
     return plan::stack_traits(plan).sets_first_gradients && !plan.reshards();
@@ -59,29 +72,30 @@ std::optional<program::Template> FirstGradients::next(const program::Template& t
             if (t.storage != program::Storage::gradient || t.base == program::no_tensor) continue;
             const std::int64_t begin = t.offset, end = t.offset + t.elements();
             program::Op op = tmpl.ops[i];
-            if (bool* const add = adds(op, t); add != nullptr && *add && !overlaps(written_[t.base], begin, end)) {
+            WrittenGradients& written = written_[t.base];
+            bool* const add = adds(op, t);
+            const bool set = add != nullptr && *add && !written.overlaps(begin, end);
+            if (set) {
                 *add = false;
                 op.bytes -= t.expected_bytes(); // The old values are no longer read.
-                insert(set_[t.base], begin, end);
                 if (!result) result = tmpl;
                 result->ops[i] = std::move(op);
             }
-            insert(written_[t.base], begin, end);
+            written.write(begin, end, set);
         }
     return result;
 }
 
+bool FirstGradients::sets(const program::Bucket& bucket) const {
+    const auto found = written_.find(bucket.gradients);
+    return found != written_.end() && found->second.any_set();
+}
+
 std::vector<std::pair<std::int64_t, std::int64_t>> FirstGradients::unset(const program::Bucket& bucket) const {
-    std::vector<std::pair<std::int64_t, std::int64_t>> rest;
     const std::int64_t elements = tensor(program_, bucket.gradients).elements();
-    std::int64_t from = 0;
-    if (const auto found = set_.find(bucket.gradients); found != set_.end())
-        for (const auto& [begin, end] : found->second) {
-            if (begin > from) rest.emplace_back(from, begin);
-            from = end;
-        }
-    if (from < elements) rest.emplace_back(from, elements);
-    return rest;
+    const auto found = written_.find(bucket.gradients);
+    if (found == written_.end()) return {{0, elements}};
+    return found->second.unset(elements);
 }
 
 } // namespace moe::passes

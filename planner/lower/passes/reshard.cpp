@@ -1,6 +1,11 @@
 // Gathers one layer ahead and reductions one layer behind, as Megatron-FSDP and PyTorch's FSDP2 order them.
 #include "planner/lower/passes/reshard.hpp"
 
+#include "planner/lower/emit/parameters.hpp"
+#include "planner/lower/passes/first_gradients.hpp"
+#include "planner/lower/passes/step_ops.hpp"
+#include "planner/plan/stack_traits.hpp"
+
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
@@ -27,7 +32,10 @@ std::vector<Run> runs_of(const program::Template& tmpl) {
 
 class Resharder {
 public:
-    explicit Resharder(program::Program& program) : program_(program) {
+    Resharder(program::Program& program, const plan::Plan& plan)
+        : program_(program),
+          adds_(plan::stack_traits(plan).adds_to_shards),
+          copies_gradients_(emit::reduces_copy(plan)) {
         for (const program::Bucket& b : program.buckets) gathered_.insert(b.gathered);
     }
 
@@ -36,6 +44,7 @@ public:
     void backward(program::Template& tmpl) {
         for (program::Op& op : tmpl.ops)
             for (program::TensorId& id : op.in) id = again(id, op.layer);
+        if (adds_) settle_gradients(tmpl);
         rewrite(tmpl, true);
     }
 
@@ -74,8 +83,8 @@ private:
         op.module = program::Module::data_parallel;
         op.phase = backward ? program::Phase::dgrad : program::Phase::forward;
         op.layer = static_cast<std::int16_t>(b.layer);
-        if (kind != program::OpKind::quantize) op.group = b.group;
-        op.in = {in};
+        if (program::is_communication(kind)) op.group = b.group;
+        if (in != program::no_tensor) op.in = {in};
         op.out = std::move(out);
         return op;
     }
@@ -110,7 +119,9 @@ private:
                     break;
                 }
             }
-            if (backward) reduce(b, tmpl, behind);
+            if (!backward) continue;
+            zero(b, tmpl, before);
+            reduce(b, tmpl, behind);
         }
         std::vector<program::Op> ops;
         ops.reserve(tmpl.ops.size() + 4 * program_.buckets.size());
@@ -121,33 +132,116 @@ private:
         }
         tmpl.ops = std::move(ops);
     }
+    // Ops of layers that take turns with a buffer write the same tensor.
+    bool writes(const program::Op& op, const program::Bucket& b) {
+        if (op.layer != b.layer) return false;
+        return std::any_of(op.out.begin(), op.out.end(), [&](program::TensorId id) {
+            return id != program::no_tensor && tensor(id).base == b.whole_gradients;
+        });
+    }
     void reduce(const program::Bucket& b, const program::Template& tmpl,
                 std::vector<std::vector<program::Op>>& behind) {
         for (std::size_t i = tmpl.ops.size(); i-- > 0;) {
-            const program::Op& op = tmpl.ops[i];
-            if (op.layer != b.layer) continue;
-            const bool writes = std::any_of(op.out.begin(), op.out.end(), [&](program::TensorId id) {
-                return id != program::no_tensor && tensor(id).base == b.whole_gradients;
-            });
-            if (!writes) continue;
-            program::Op sum = make(program::OpKind::reduce_scatter, b, true, b.whole_gradients, {b.gradient_shard});
-            sum.bytes = static_cast<double>(program::bytes_of(tensor(b.whole_gradients).dtype, b.elements));
+            if (!writes(tmpl.ops[i], b)) continue;
+            const auto bytes = [](program::Dtype dtype, std::int64_t n) {
+                return static_cast<double>(program::bytes_of(dtype, n));
+            };
+            const program::TensorId whole = copies_gradients_ ? narrowed(b, behind[i]) : b.whole_gradients;
+            const program::Dtype dtype = tensor(whole).dtype;
+            const program::TensorId reduced = adds_ ? own_part(b, whole) : b.gradient_shard;
+            program::Op sum = make(program::OpKind::reduce_scatter, b, true, whole, {reduced});
+            sum.bytes = bytes(dtype, b.elements);
             behind[i].push_back(std::move(sum));
+            if (!adds_) return;
+            const std::int64_t own = b.elements / b.group_size;
+            program::Op add = make(program::OpKind::add, b, true, reduced, {b.gradient_shard});
+            add.in.push_back(b.gradient_shard);
+            add.bytes = bytes(dtype, own) + 2.0 * bytes(tensor(b.gradient_shard).dtype, own);
+            behind[i].push_back(std::move(add));
             return;
+        }
+    }
+    // The BF16 copy of a bucket's whole gradients that is reduced.
+    program::TensorId narrowed(const program::Bucket& b, std::vector<program::Op>& ops) {
+        const program::Tensor whole = tensor(b.whole_gradients);
+        const program::TensorId copy = emit::add_flat(program_, whole.name + ".bf16", program::Dtype::bf16,
+                                                      whole.storage, b.elements, whole.chunk);
+        program::Op op = make(program::OpKind::cast, b, true, b.whole_gradients, {copy});
+        op.bytes = narrow_op(static_cast<double>(b.elements)).bytes;
+        ops.push_back(std::move(op));
+        return copy;
+    }
+    // This rank's part of a bucket's whole gradients, in place.
+    program::TensorId own_part(const program::Bucket& b, program::TensorId gradients) {
+        const program::Tensor whole = tensor(gradients);
+        const program::TensorId id = view(whole, gradients, ".reduced", 0, b.elements / b.group_size);
+        tensor(id).shard_group = b.group;
+        return id;
+    }
+    program::TensorId view(const program::Tensor& whole, program::TensorId base, const char* what, std::int64_t from,
+                           std::int64_t elements) {
+        const program::TensorId id =
+            emit::add_flat(program_, whole.name + what, whole.dtype, whole.storage, elements, whole.chunk);
+        tensor(id).base = base;
+        tensor(id).offset = from;
+        return id;
+    }
+
+    // The first product that writes a whole gradient sets it; those behind it add to it.
+    void settle_gradients(program::Template& tmpl) {
+        for (const program::Bucket& b : program_.buckets) {
+            if (!b.resharded()) continue;
+            WrittenGradients& written = written_[b.gradient_shard];
+            for (program::Op& op : tmpl.ops) {
+                if (!writes(op, b)) continue;
+                for (const program::TensorId id : op.out) {
+                    if (id == program::no_tensor || tensor(id).base != b.whole_gradients) continue;
+                    const program::Tensor& t = tensor(id);
+                    const std::int64_t begin = t.offset, end = t.offset + t.elements();
+                    bool* const add = adds(op, t);
+                    const bool set = add != nullptr && !written.overlaps(begin, end);
+                    if (add != nullptr && !set && !*add) op.bytes += t.expected_bytes();
+                    if (add != nullptr) *add = !set;
+                    written.write(begin, end, set);
+                }
+            }
+        }
+    }
+    // What no product sets, on the way to the first op that adds to it.
+    void zero(const program::Bucket& b, const program::Template& tmpl, std::vector<std::vector<program::Op>>& before) {
+        if (!adds_) return;
+        const auto first =
+            std::find_if(tmpl.ops.begin(), tmpl.ops.end(), [&](const program::Op& op) { return writes(op, b); });
+        if (first == tmpl.ops.end()) return;
+        const program::Tensor whole = tensor(b.whole_gradients);
+        for (const auto& [from, to] : written_[b.gradient_shard].unset(b.elements)) {
+            program::Op op = make(program::OpKind::zero, b, true, program::no_tensor,
+                                  {view(whole, b.whole_gradients, ".unset", from, to - from)});
+            op.stream = program::Stream::compute;
+            op.bytes = static_cast<double>(program::bytes_of(whole.dtype, to - from));
+            before[static_cast<std::size_t>(first - tmpl.ops.begin())].push_back(std::move(op));
         }
     }
 
     program::Program& program_;
+    bool adds_;                                                       // the stack zeroes and adds by ops of their own
+    bool copies_gradients_;                                           // a BF16 copy of gradients is reduced
+    std::unordered_map<program::TensorId, WrittenGradients> written_; // by the bucket's shard of gradients
     std::unordered_map<program::TensorId, program::TensorId> copies_;
     std::unordered_set<program::TensorId> gathered_;
 };
 
 } // namespace
 
-void reshard_pass(program::Program& program, program::Template& forward, program::Template& backward) {
-    Resharder resharder(program);
+void reshard_pass(program::Program& program, const plan::Plan& plan, program::Template& forward,
+                  program::Template& backward) {
+    Resharder resharder(program, plan);
     resharder.forward(forward);
     resharder.backward(backward);
+}
+
+void reshard_forward(program::Program& program, const plan::Plan& plan, program::Template& forward) {
+    Resharder(program, plan).forward(forward);
 }
 
 } // namespace moe::passes

@@ -85,10 +85,9 @@ BucketSize size_of(const program::Program& program, const program::Bucket& b) {
             muon_bytes(program, b)};
 }
 
-program::Dtype gradient_dtype(const plan::Plan& plan) {
-    return plan.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32;
+double gradient_bytes(const plan::Plan& plan) {
+    return static_cast<double>(program::bytes_of(emit::gradient_dtype(plan), 1));
 }
-double gradient_bytes(const plan::Plan& plan) { return plan.gradients == machine::Precision::bf16 ? 2.0 : 4.0; }
 
 double weight_bytes(const BucketSize& b) {
     return static_cast<double>(
@@ -129,7 +128,7 @@ bool has_work(const plan::Plan& plan, const BucketSize& b, StepWork work) {
 
 StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
     const auto n = static_cast<double>(b.elements);
-    const program::Dtype sums = gradient_dtype(plan);
+    const program::Dtype sums = emit::gradient_dtype(plan);
     switch (work) {
     case StepWork::round:
         return {.kind = program::OpKind::cast,
@@ -153,9 +152,9 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
     case StepWork::reduce:
         return {.kind = program::OpKind::reduce_scatter,
                 .stream = program::Stream::data,
-                .dtype = sums,
+                .dtype = emit::reduces_copy(plan) ? program::Dtype::bf16 : sums,
                 .group = b.group,
-                .bytes = gradient_bytes(plan) * n};
+                .bytes = (emit::reduces_copy(plan) ? 2.0 : gradient_bytes(plan)) * n};
     case StepWork::square:
         return {.kind = program::OpKind::sum_squares,
                 .module = program::Module::optimizer,
@@ -207,12 +206,19 @@ StepOp zero_op(const plan::Plan& plan, const BucketSize& b, double elements) {
     const bool behind_gathers = b.staged() && !b.resharded;
     return {.kind = program::OpKind::zero,
             .stream = behind_gathers ? program::Stream::data : program::Stream::compute,
-            .dtype = gradient_dtype(plan),
+            .dtype = emit::gradient_dtype(plan),
             .bytes = gradient_bytes(plan) * elements};
 }
 
 StepOp quantize_op(const BucketSize& b, double elements, double scales) {
     return quantize_matrices(b, elements, scales, 1);
+}
+
+StepOp narrow_op(double elements) {
+    return {.kind = program::OpKind::cast,
+            .stream = program::Stream::data,
+            .dtype = program::Dtype::f32,
+            .bytes = 6.0 * elements};
 }
 
 StepOp norm_op(int scalars) {

@@ -31,8 +31,7 @@ struct BucketSize {
 };
 BucketSize size_of(const program::Program& program, const program::Bucket& bucket);
 
-program::Dtype gradient_dtype(const plan::Plan& plan);
-double gradient_bytes(const plan::Plan& plan); // bytes of one element
+double gradient_bytes(const plan::Plan& plan); // bytes of one element of emit::gradient_dtype()
 // A bucket as products read it: quantized weights are kept row-wise and column-wise.
 double weight_bytes(const BucketSize& bucket);
 // Master weights and moments of this rank's shard; Muon has one moment.
@@ -75,6 +74,8 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 // These two are step_op() for some gradients, and for one matrix with the scales of both its forms.
 StepOp zero_op(const plan::Plan& plan, const BucketSize& bucket, double elements);
 StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
+// Gradients rounded to the BF16 copy that is reduced (emit::reduces_copy), or its sums back.
+StepOp narrow_op(double elements);
 // The sum of the gradients' squares over all ranks, and of so many scalars in all.
 StepOp norm_op(int scalars);
 

@@ -17,6 +17,30 @@ using namespace moe;
 
 TEST_CASE("cuda ranks 2: data parallel with sharded optimizer states") { check_ranks(2, "qwen3", {{"mbs", "2"}}); }
 
+TEST_CASE("cuda ranks 2: weights that are sharded and gathered layer by layer, dense and of experts") {
+    check_ranks(2, "llama", {{"fsdp", "on"}});
+    check_ranks(2, "llama", {{"fsdp", "on"}, {"fsdp_replicas", "2"}});
+    check_ranks(2, "qwen3", {{"fsdp", "on"}, {"mbs", "2"}, {"recompute", "full"}});
+    check_ranks(2, "qwen3", {{"fsdp", "on"}, {"ep", "2"}, {"delay_wgrad", "on"}});
+    check_ranks(2, "deepseek3-mtp", {{"fsdp", "on"}, {"documents", "mask"}, {"offload", "optimizer"}});
+    check_ranks(2, "mixtral", {{"fsdp", "on"}, {"tp", "2"}});
+}
+
+TEST_CASE("cuda ranks 4: copies of sharded weights, dense and of experts") {
+    check_ranks(4, "llama", {{"fsdp", "on"}, {"fsdp_replicas", "2"}});
+    check_ranks(4, "qwen3", {{"fsdp", "on"}, {"fsdp_replicas", "2"}, {"ep", "2"}});
+    check_ranks(4, "qwen3", {{"fsdp", "on"}, {"ep", "2"}});
+}
+
+// The sums of two ranks in BF16 are rounded once, wherever they are added.
+TEST_CASE("cuda ranks 2: a BF16 copy of gradients is reduced") {
+    if (!has_gpus(2)) return;
+    for (const char* fsdp : {"off", "on"}) {
+        const plan::Plan plan = small_plan("qwen3", 2, {{"fsdp", fsdp}, {"gradients", "bf16"}});
+        compare(std::string("BF16 gradients, fsdp ") + fsdp, train_on(plan, "cuda"), train_on(plan, "cpu"), 1e-2);
+    }
+}
+
 TEST_CASE("cuda ranks 2: Muon over shards, and over slices of tensor parallelism") {
     check_ranks(2, "qwen3", {{"optimizer", "muon"}});
     check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}, {"optimizer", "muon"}});

@@ -204,6 +204,11 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
         c.plan.emplace_back("rank_order", fmt::format("{}", fmt::join(order, "-")));
     }
     draw_passes(dice, c);
+    if (dice.one_in(3)) {
+        c.plan.emplace_back("fsdp", "on");
+        const int copies = pp == 1 ? dice.divisor(stage / tp / cp) : 1;
+        if (dice.one_in(2)) degree("fsdp_replicas", copies);
+    }
     // BF16 is for models without a choice alone: near ties of the router fall either way in it.
     if (is_dense(c.model) && dice.one_in(4)) c.plan.emplace_back("precision", "bf16");
 }

@@ -85,6 +85,8 @@ const std::vector<Choice>& choices() {
         {4, {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "2"}}},
         {8, {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"tp", "2"}}},
         {2, {{"mbs", "2"}}},
+        {4, {{"fsdp", "on"}, {"ep", "2"}}},
+        {8, {{"fsdp", "on"}, {"fsdp_replicas", "2"}, {"tp", "2"}}},
         {8, {{"rank_order", "ep-dp-tp-cp-pp"}, {"tp", "2"}, {"ep", "4"}, {"recompute", "full"}}},
     };
     return all;

@@ -15,12 +15,6 @@ using namespace moe;
 
 namespace {
 
-std::vector<plan::Plan> plans_without_fsdp() {
-    std::vector<plan::Plan> plans = sample_plans();
-    std::erase_if(plans, [](const plan::Plan& plan) { return plan.reshards(); });
-    return plans;
-}
-
 template <class Visit>
 void for_each_op(const program::Program& program, Visit visit) {
     for (const program::Template& ops : program.templates)
@@ -30,7 +24,7 @@ void for_each_op(const program::Program& program, Visit visit) {
 } // namespace
 
 TEST_CASE("a forward alone takes every micro-batch through every chunk once, in the step's order, and keeps nothing") {
-    for (const plan::Plan& plan : plans_without_fsdp()) {
+    for (const plan::Plan& plan : sample_plans()) {
         for (int rank = 0; rank < plan.pp; ++rank) {
             CAPTURE(plan::plan_to_json(plan));
             const program::Program step = lower::lower(plan, rank), forward = lower::lower_forward(plan, rank);

@@ -4,12 +4,16 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/program/program.hpp"
+#include "tests/planner/plan/sample_plans.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/support/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
+#include <vector>
 
 using namespace moe;
 
@@ -111,4 +115,113 @@ TEST_CASE("experts whose group is one rank stay whole, the others are sharded ov
     };
     CHECK(expert_gathers(8) == 0);
     CHECK(expert_gathers(2) == 48);
+}
+
+TEST_CASE("whole weights are read behind the gather of their own layer, in every template") {
+    for (plan::Plan plan : sample_plans()) {
+        if (!plan.reshards()) continue;
+        CAPTURE(plan::plan_to_json(plan).substr(0, 900));
+        const program::Program program = lower::lower(plan, 0);
+        std::set<program::TensorId> gathered; // whole weights of layers, and the copies that the backward has of them
+        for (const program::Bucket& b : program.buckets)
+            if (b.layer >= 0) gathered.insert(b.gathered);
+        for (std::size_t id = 0; id < program.tensors.size(); ++id)
+            if (gathered.contains(program.tensors[id].again_of)) gathered.insert(static_cast<program::TensorId>(id));
+        gathered.erase(program::no_tensor);
+        std::size_t reads = 0;
+        for (const program::Template& tmpl : program.templates) {
+            std::map<program::TensorId, int> layer; // whose weights a buffer holds
+            for (const program::Op& op : tmpl.ops) {
+                for (const program::TensorId id : op.in) {
+                    if (id == program::no_tensor) continue;
+                    const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+                    if (!gathered.contains(base)) continue;
+                    ++reads;
+                    REQUIRE(layer.contains(base));
+                    CHECK(layer[base] == op.layer);
+                }
+                for (const program::TensorId id : op.out)
+                    if (gathered.contains(id)) layer[id] = op.layer;
+            }
+        }
+        CHECK(reads > 0);
+    }
+}
+
+TEST_CASE("our stack zeroes whole gradients and adds their own part to the shard by ops, within the same memory") {
+    plan::Plan plan = llama(8);
+    const program::Program published = lower::lower(plan, 0);
+    plan.stack = "moe-plan";
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program own = lower::lower(plan, 0);
+    double added = 0.0;
+    for (const program::Op& op : own.templates[1].ops) {
+        if (op.module != program::Module::data_parallel || op.kind != program::OpKind::add) continue;
+        added += op.bytes;
+        CHECK(op.out == std::vector{op.in[1]});
+        CHECK(own.tensors[static_cast<std::size_t>(op.in[0])].shard_group.axes != 0);
+    }
+    CHECK(added == nearly(3.0 * 4.0 * all / 8).epsilon(1e-3));
+    const auto zeros = [](const program::Program& program) {
+        double sum = 0.0;
+        for (const program::Op& op : program.templates[1].ops)
+            if (op.kind == program::OpKind::zero) sum += op.bytes;
+        return sum;
+    };
+    CHECK(zeros(published) == 0.0);
+    // Products set all but the embedding's gradient, norms and padding.
+    CHECK(zeros(own) == nearly(4.0 * end).epsilon(1e-2));
+    CHECK(counts(own.templates[1])[program::OpKind::reduce_scatter] == 34);
+}
+
+TEST_CASE("HSDP gathers within a copy, sums over copies once in a step, and counts squares once") {
+    plan::Plan plan = llama(8);
+    plan.fsdp_replicas = 2;
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    const plan::Mesh mesh(plan);
+    CHECK(mesh.members({plan::Domain::dense, plan::axis::shards}, 5) == std::vector{4, 5, 6, 7});
+    CHECK(mesh.members({plan::Domain::dense, plan::axis::replicas}, 5) == std::vector{1, 5});
+    CHECK(mesh.members({plan::Domain::dense, plan::axis::data}, 5) == std::vector{0, 1, 2, 3, 4, 5, 6, 7});
+    CHECK(to_string(plan::Group{plan::Domain::dense, plan::axis::shards}) == "dp_shard");
+    std::size_t sums = 0;
+    double bytes = 0.0;
+    for (const program::Slot& slot : program.slots)
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(slot.index)].ops) {
+            if (op.kind == program::OpKind::all_gather || op.kind == program::OpKind::reduce_scatter)
+                CHECK(plan::group_size(plan, op.group) == 4);
+            if (op.kind != program::OpKind::all_reduce || op.group.axes != plan::axis::replicas) continue;
+            ++sums;
+            bytes += op.bytes;
+        }
+    CHECK(plan.micro_batches() == 2);
+    CHECK(sums == program.buckets.size());
+    CHECK(bytes == nearly(4.0 * all / 4).epsilon(1e-3));
+    const program::Template& finish = program.templates.back();
+    const auto scale = std::find_if(finish.ops.begin(), finish.ops.end(),
+                                    [](const program::Op& op) { return op.kind == program::OpKind::scale; });
+    REQUIRE(scale != finish.ops.end());
+    CHECK(std::get<program::ScaleAttr>(scale->attr).factor == 0.5);
+}
+
+TEST_CASE("a BF16 copy of our FP32 gradients is reduced, with casts around it") {
+    plan::Plan plan = llama(8);
+    plan.stack = "moe-plan";
+    plan.gradients = machine::Precision::bf16;
+    for (const bool fsdp : {false, true}) {
+        plan.fsdp = fsdp;
+        const program::Program program = lower::lower(plan, 0);
+        for (const program::Bucket& b : program.buckets)
+            CHECK(program.tensors[static_cast<std::size_t>(b.gradients)].dtype == program::Dtype::f32);
+        double reduced = 0.0;
+        for (const program::Template& tmpl : program.templates)
+            for (const program::Op& op : tmpl.ops)
+                if (op.kind == program::OpKind::reduce_scatter) {
+                    CHECK(program.tensors[static_cast<std::size_t>(op.in[0])].dtype == program::Dtype::bf16);
+                    reduced += op.bytes;
+                }
+        // Under FSDP the template of the last micro-batch stands beside that of the others.
+        const double times = fsdp ? 2.0 : 1.0;
+        CHECK(reduced == nearly(times * 2.0 * all).epsilon(1e-3));
+    }
 }

@@ -62,11 +62,13 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::plan::Plan& p) { p.cuda_graph = moe::plan::CudaGraph::full; }) == "stack: cuda_graph");
     CHECK(check([](moe::plan::Plan& p) { p.ep = 2, p.ep_overlap = true; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.optimizer.bf16_moments = true; }).empty());
-    CHECK(check([](moe::plan::Plan& p) { p.fsdp = true; }) == "stack: fsdp");
+    CHECK(check([](moe::plan::Plan& p) { p.fsdp = true; }).empty());
+    CHECK(check([](moe::plan::Plan& p) { p.fsdp = true, p.precision = moe::machine::Precision::fp8_blockwise; }) ==
+          "stack: fsdp");
     CHECK(check([](moe::plan::Plan& p) {
               p.offload = moe::plan::offload::optimizer | moe::plan::offload::moe_act;
           }).empty());
-    CHECK(check([](moe::plan::Plan& p) { p.gradients = moe::machine::Precision::bf16; }) == "stack: gradients");
+    CHECK(check([](moe::plan::Plan& p) { p.gradients = moe::machine::Precision::bf16; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.tp = 2, p.tp_overlap = true; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.capacity = 1.5, p.paged_stash = true; }) == "stack: paged_stash");
     CHECK(check([](moe::plan::Plan& p) { p.memory_efficient_permutation = false; }).empty());

@@ -121,6 +121,12 @@ bool draw(Random& random, RandomPlan& out) {
         p.lengths = "300:40+2500:6+20000:1";
     }
     p.optimizer.muon = out.stack.muon && aside.next() % 3 == 0;
+    if (out.stack.executable && p.pp == 1 && !p.ep_overlap && !p.optimizer.muon && aside.next() % 2 == 0) {
+        p.fsdp = p.precision == moe::machine::Precision::bf16;
+        const bool whole = p.edp == 1 || p.edp % 2 == 0;
+        if (p.fsdp && p.dp % 2 == 0 && whole && aside.next() % 2 == 0) p.fsdp_replicas = 2;
+        if (aside.next() % 4 == 0) p.gradients = moe::machine::Precision::bf16;
+    }
     if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan::plan_to_json(p);

@@ -434,6 +434,9 @@ class Plan(Document):
     fsdp: bool | None = None
     """Weights, gradients and states sharded over data parallelism"""
 
+    fsdp_replicas: int | None = None
+    """HSDP: copies of the weights, each sharded over its part of data parallelism"""
+
     dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep", "ncclep"] | None = None
     """How tokens travel to experts"""
 
