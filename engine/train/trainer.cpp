@@ -39,6 +39,9 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     check_options(options);
     if (!plan_.model->not_executable.empty())
         refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
+    if (plan_.lora.on() && options_.ema > 0.0)
+        refuse("--ema {}: an average is of all weights, of which lora = {} trains none", options_.ema,
+               plan::to_string(plan_.lora));
     if (transport() != nullptr && transport()->world() != plan_.gpus)
         refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
                plan_.gpus);

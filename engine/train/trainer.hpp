@@ -281,7 +281,9 @@ private:
     std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers have empty vectors
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
-    std::vector<float> assemble(const std::string& name, program::TensorId (*tensor)(const program::Bucket&)) const;
+    std::vector<float> assemble(
+        const std::string& name,
+        const std::function<void(const Rank&, const program::Bucket&, const weights::Piece&, float* to)>& read) const;
 
     plan::Plan plan_;
     TrainOptions options_;

@@ -123,6 +123,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.recompute = named(json, join_list(json, "recompute"), recompute::from_string);
     plan.offload = named(json, join_list(json, "offload"), offload::from_string);
     plan.optimizer = named(json, json.string_or("optimizer", to_string(plan.optimizer)), optimizer_from_string);
+    plan.lora = named(json, json.string_or("lora", "none"), lora_from_string);
     plan.fsdp = json.boolean_or("fsdp", false);
     plan.dispatcher = named(json, json.string_or("dispatcher", to_string(plan.dispatcher)), dispatcher_from_string);
     plan.cp_comm = named(json, json.string_or("cp_comm", to_string(plan.cp_comm)), context_comm_from_string);
@@ -161,6 +162,7 @@ Json choices(const Plan& plan) {
     json["recompute"] = split_list(recompute::to_string(plan.recompute));
     json["offload"] = split_list(offload::to_string(plan.offload));
     json["optimizer"] = to_string(plan.optimizer);
+    if (plan.lora.on()) json["lora"] = to_string(plan.lora);
     json["fsdp"] = plan.fsdp;
     json["dispatcher"] = to_string(plan.dispatcher);
     json["cp_comm"] = to_string(plan.cp_comm);
@@ -212,6 +214,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "recompute",
                "offload",
                "optimizer",
+               "lora",
                "fsdp",
                "dispatcher",
                "cp_comm",

@@ -72,6 +72,11 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
     add(verb, "--optimizer", o.optimizer, "adamw|adamw+bf16_moments|muon",
         "in place of the plan's optimizer; muon moves the matrices of layers, and AdamW all else");
+    add(verb, "--lora", o.lora, "RANK",
+        "freeze every weight and train low-rank adapters of this rank in its place (none: the plan's are left out)");
+    add(verb, "--lora-alpha", o.lora_alpha, "A", "with --lora: adapters count A / RANK (default: 32)");
+    add(verb, "--lora-targets", o.lora_targets, "LIST",
+        "with --lora: what gets adapters, of attention,dense,experts (default: all; dense: MLPs and shared experts)");
     add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();

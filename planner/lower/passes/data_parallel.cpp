@@ -116,6 +116,7 @@ program::Template begin_template(program::Program& program, const plan::Plan& pl
     each_begin_op(program.buckets.size(), early_zero, [&](std::size_t i, StepWork work) {
         const program::Bucket& b = program.buckets[i];
         if (work != StepWork::zero) return add_gathers(program, plan, b, work, begin.ops);
+        if (b.frozen) return;
         for (const auto& [from, to] : first.unset(b)) {
             const StepOp sized = zero_op(plan, size_of(program, b), static_cast<double>(to - from));
             begin.ops.push_back(make(sized, {}, {part_of_gradients(program, b, from, to)}));

@@ -121,6 +121,9 @@ bool draw(Random& random, RandomPlan& out) {
         p.lengths = "300:40+2500:6+20000:1";
     }
     p.optimizer.muon = out.stack.muon && aside.next() % 3 == 0;
+    if (out.stack.executable && p.precision <= moe::machine::Precision::bf16 && !p.optimizer.muon &&
+        aside.next() % 3 == 0)
+        p.lora = moe::plan::lora_from_string(aside.next() % 2 == 0 ? "16" : "8:8:attention+experts");
     if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan::plan_to_json(p);

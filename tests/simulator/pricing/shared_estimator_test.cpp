@@ -43,6 +43,7 @@ const std::map<std::string, Values>& field_values() {
         {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
         {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
         {"optimizer", {"adamw", "adamw+bf16_moments", "muon"}},
+        {"lora", {"none", "16", "8", "16:8:attention", "16:32:experts"}},
         {"fsdp", {"off", "on"}},
         {"dispatcher", {"alltoall", "allgather", "deepep", "hybridep"}},
         {"cp_comm", {"ring", "alltoall"}},
