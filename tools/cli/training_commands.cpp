@@ -81,6 +81,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
+    add(verb, "--rampup-batch-size", o.rampup_batch_size, "START,INCREMENT,SAMPLES",
+        "samples of the first steps: from START up by INCREMENT to the plan's batch, which it has behind SAMPLES "
+        "samples");
     add(verb, "--ema", o.ema, "DECAY",
         "keep an average of the weights in the host's memory, which moves by 1 - DECAY of the way to them at every "
         "step; export --ema takes it (0: none)")

@@ -89,6 +89,7 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.weight_decay = options.weight_decay;
     result.clip = options.grad_clip;
     result.ema = options.ema;
+    if (!options.rampup_batch_size.empty()) result.ramp = train::batch_ramp(options.rampup_batch_size);
     result.rules.freeze = options.freeze;
     for (const std::string& text : options.lr_groups) result.rules.groups.push_back(train::rate_group(text));
     if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);

@@ -86,6 +86,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    std::string rampup_batch_size;              // as train::BatchRamp is written, empty = none
     double ema = 0.0;                           // decay of the average of the weights, 0 = none
     std::vector<std::string> freeze, lr_groups; // patterns; PATTERN=FACTOR[,decay=W]
     bool skip_bad_steps = false;                // those whose norm is not finite
