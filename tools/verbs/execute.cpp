@@ -156,9 +156,10 @@ public:
         if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
         if (lock) {
             lock->remove_partial_checkpoints();
-            // The weight and both moments, in FP32, and the average where there is one.
-            const double bytes_of_parameter =
-                4.0 * static_cast<double>(weights::kinds_of(train_with_.ema > 0.0).size());
+            // The weight and both moments, in FP32, and the average where there is one. Adapters are little beside the
+            // weights that they freeze, which have no moments.
+            const std::size_t kinds = weights::kinds_of(train_with_.ema > 0.0, plan_.lora.on() ? 0 : 2).size();
+            const double bytes_of_parameter = 4.0 * static_cast<double>(kinds);
             weights::require_room(options_.checkpoint,
                                   bytes_of_parameter *
                                       static_cast<double>(model::count_parameters(*plan_.model).total));
