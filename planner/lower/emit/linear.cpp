@@ -223,7 +223,7 @@ program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::
     const program::TensorId operand = operand_of(b, linear, x);
     linear.rows = b.at(operand).rows;
     std::int64_t pieces = reduction_pieces;
-    while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // The sequence is divisible by tp.
+    while (pieces > 1 && linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // The sequence is divisible by tp.
     const std::int64_t piece = linear.rows / pieces;
     const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
     const program::TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);
