@@ -2,6 +2,7 @@
 #include "engine/train/huggingface.hpp"
 
 #include "engine/train/initial_weights.hpp"
+#include "engine/train/merge_adapters.hpp"
 #include "engine/weights/safetensors.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
@@ -20,8 +21,6 @@
 namespace moe::train {
 
 namespace {
-
-using WeightReader = std::function<std::vector<float>(const std::string& name)>;
 
 // The place of a parameter in a checkpoint: its element (r, c) is `shift` more than element row(r) + c * col_stride of
 // a stored tensor of the given shape. Rows lie row_stride apart; of `run` rows each, where that is not 0, run_stride.
@@ -289,6 +288,7 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     if (model.tied_embeddings) used.insert("lm_head.weight"); // Older files repeat the embedding under this name.
     for (const auto& [copy, original] : repeated(model)) used.insert(copy);
     for (const auto& [name, shape] : trainer.parameters()) {
+        if (is_adapter(name)) continue; // It begins as it was drawn.
         const std::optional<ExpertName> part = expert_name(name);
         const Found place = locate(weights, model, name, shape, part ? experts.at(part->prefix) : 0);
         used.insert(place.source.name);
@@ -362,9 +362,10 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
 } // namespace
 
 void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options) {
-    write_folder(
-        *trainer.plan().model, trainer.parameters(), [&](const std::string& name) { return trainer.read_weight(name); },
-        folder, options);
+    std::map<std::string, Trainer::Shape> shapes = trainer.parameters();
+    const WeightReader read = with_adapters_merged(trainer.plan().lora, shapes,
+                                                   [&](const std::string& name) { return trainer.read_weight(name); });
+    write_folder(*trainer.plan().model, shapes, read, folder, options);
 }
 
 void export_weights(const weights::StoredCheckpoint& checkpoint, const std::string& folder,
@@ -374,12 +375,15 @@ void export_weights(const weights::StoredCheckpoint& checkpoint, const std::stri
     std::map<std::string, Trainer::Shape> shapes;
     for (const auto& [name, shape] : checkpoint.shapes()) shapes[name] = {shape.rows, shape.cols};
     const model::Model model = families::model_from_json(checkpoint.state().config, checkpoint.path() + ": config");
-    const auto read = [&](const std::string& name) {
-        const Trainer::Shape& shape = shapes.at(name);
+    const auto stored = [&](const std::string& name) {
+        const weights::StoredCheckpoint::Shape& shape = checkpoint.shapes().at(name);
         std::vector<float> values(static_cast<std::size_t>(shape.rows * shape.cols));
         checkpoint.read(name, options.average ? weights::StateKind::average : weights::StateKind::weight, 0, values);
         return values;
     };
+    const std::string& lora = checkpoint.state().lora;
+    const WeightReader read =
+        with_adapters_merged(lora.empty() ? plan::Lora{} : plan::lora_from_string(lora), shapes, stored);
     write_folder(model, shapes, read, folder, options);
 }
 

@@ -39,9 +39,9 @@ struct ExportOptions {
     std::int64_t shard_bytes = 5'000'000'000; // largest bytes of a file that holds more than one tensor
     bool average = false; // the average of the weights in place of them, of a checkpoint that has one
 };
-// Writes the master weights and config.json in the layout that both transformers 4 and 5 load (experts one by
-// one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).
-// Throws Error (bad_input) when the folder holds weights already, Error (failure) when writing fails.
+// Writes the master weights, adapters merged into them, and config.json in the layout that both transformers 4 and 5
+// load (experts one by one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head). Throws
+// Error (bad_input) when the folder holds weights already, Error (failure) when writing fails.
 void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options = {});
 // Exports the weights of a checkpoint, without ranks.
 void export_weights(const weights::StoredCheckpoint& checkpoint, const std::string& folder,

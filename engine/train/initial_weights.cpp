@@ -1,6 +1,7 @@
 // New tokens' rows, the weights of checkpoints, and what there is to say of weights that were loaded.
 #include "engine/train/initial_weights.hpp"
 
+#include "engine/train/merge_adapters.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/model/families/load_model.hpp"
@@ -60,11 +61,15 @@ LoadReport load_weights(Trainer& trainer, const weights::StoredCheckpoint& check
     const model::Model& model = *trainer.plan().model;
     const std::string& path = checkpoint.path();
     LoadReport report;
+    if (const std::string& lora = checkpoint.state().lora; !lora.empty() && !trainer.plan().lora.on())
+        refuse("{}: holds adapters of lora = {}, which this run has not: take what export --checkpoint makes of it",
+               path, shown(lora));
     report.difference =
         differing_fields(model, families::model_from_json(checkpoint.state().config, path + ": config"), path);
     std::vector<std::pair<std::string, ReadPart>> readers;
     for (const auto& [name, shape] : trainer.parameters()) {
         const auto found = checkpoint.shapes().find(name);
+        if (found == checkpoint.shapes().end() && is_adapter(name)) continue; // It begins as it was drawn.
         if (found == checkpoint.shapes().end())
             refuse("{}: is of {} and holds no parameter {}", path, checkpoint.state().model, name);
         const weights::StoredCheckpoint::Shape& has = found->second;

@@ -17,6 +17,7 @@ struct ResumedRun {
     std::vector<std::string> freeze = {}, lr_groups = {}; // as RunState's
     double ema = 0.0;                                     // likewise
     bool muon = false;                                    // likewise
+    std::string lora = {};                                // likewise
 };
 
 // Compares the model's fields, the datasets, their blend, their order and the seed. Throws Error (bad_input) naming the

@@ -37,8 +37,13 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
       mesh_(plan),
       backend_(options.table != nullptr ? options.table : &backends::backend_named(options.backend)) {
     check_options(options);
+    check_ramp(options.ramp, plan_);
+    batch_ = plan_.gbs;
     if (!plan_.model->not_executable.empty())
         refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
+    if (plan_.lora.on() && options_.ema > 0.0)
+        refuse("--ema {}: an average is of all weights, of which lora = {} trains none", options_.ema,
+               plan::to_string(plan_.lora));
     if (transport() != nullptr && transport()->world() != plan_.gpus)
         refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
                plan_.gpus);
@@ -94,7 +99,11 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
             [this](int place) {
                 const Rank& rank = ranks_[static_cast<std::size_t>(place)];
                 Beside Rank::*const beside = beside_;
-                run::Standing standing = (beside != nullptr ? (rank.*beside).executor : rank.executor)->standing();
+                const std::int64_t smaller = smaller_batch_;
+                run::Standing standing = (smaller > 0         ? rank.smaller.at(smaller).executor
+                                          : beside != nullptr ? (rank.*beside).executor
+                                                              : rank.executor)
+                                             ->standing();
                 if (transport() != nullptr) standing.gone = transport()->gone();
                 return standing;
             },
@@ -162,7 +171,7 @@ void Trainer::start_rank(Rank& r) {
 
 void Trainer::build_beside(Rank& r, const program::Program& second, Beside& beside) const {
     const program::Program& program = program_of(r);
-    const memory::MemoryPlan memory = memory::plan_memory(second);
+    const memory::MemoryPlan memory = memory::plan_memory(second, plan_.micro_batches());
     if (!memory::same_states(program, memory::plan_memory(program), second, memory))
         fail("rank {}: the Program that runs in place of a step has its weights elsewhere", r.rank);
     beside.arena = std::make_unique<device::Arena>(second, memory, mesh_, r.rank, *r.arena);
@@ -211,20 +220,17 @@ void Trainer::index_parameters() {
 StepResult Trainer::step(const SampleSource& source) {
     if (source.counts && !plan_.masks_documents())
         refuse("execute: labels that do not count need a plan with documents = mask");
-    take_samples(source, samples_, samples_ + plan_.gbs);
+    batch_ = options_.ramp.batch(samples_, plan_.gbs);
+    prepare_batch();
+    take_samples(source, samples_, samples_ + batch_);
     if (plan_.masks_documents()) count_labels();
     if (options_.ema > 0.0 && !ranks_.front().average.started())
         run_ranks([&](Rank& r, int) { r.average.start(program_of(r), *r.arena); });
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
     zero_ = run::Recorder::Clock::now();
-    for (Rank& r : ranks_) r.executor->begin();
-    const bool timed = done_ >= first_timed_;
-    run_ranks([&](Rank& r, int) {
-        r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
-        begin_rank(r);
-        r.executor->step(*r.recorder, timed);
-    });
+    const bool timed = done_ >= first_timed_ && batch_ == plan_.gbs;
+    run_step(timed);
     const double seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (timed && ranks_.front().device->queue() != nullptr)
         run_ranks([](Rank& r, int) { r.executor->record(*r.recorder); });
@@ -234,9 +240,9 @@ StepResult Trainer::step(const SampleSource& source) {
     const double too_many = overflow();
     if (too_many > 0.0) run_again();
     ++done_;
-    samples_ += plan_.gbs;
+    samples_ += batch_;
     const auto [loss, norm, mtp_loss] = step_sums();
-    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, false, {}};
+    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, batch_ * plan_.seq, 0.0, too_many, false, {}};
     result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);
     if (options_.ema > 0.0 && !result.skipped)
         run_ranks([&](Rank& r, int) { r.average.follow(program_of(r), *r.arena, options_.ema); });
@@ -337,11 +343,11 @@ void Trainer::set_hyper(double lr) {
 }
 
 program::Timeline Trainer::timeline() const {
-    if (done_ <= std::max(first_timed_, begun_)) fail("no step has been recorded");
+    if (!recorded()) fail("no step has been recorded");
     const auto kept = static_cast<std::int64_t>(kept_.size());
     std::vector<std::pair<KeptStep, std::int64_t>> steps;
     const std::int64_t first = begun_ + (done_ - begun_ > 1 && kept > 1 ? 1 : 0);
-    for (std::int64_t s = std::max({first, done_ - kept, first_timed_}); s < done_; ++s)
+    for (std::int64_t s = std::max({first, done_ - kept, first_timed_, first_full_}); s < done_; ++s)
         steps.emplace_back(kept_[static_cast<std::size_t>(s % kept)], s);
     std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.first.taken < b.first.taken; });
     std::pair<KeptStep, std::int64_t> median = steps[(steps.size() - 1) / 2];

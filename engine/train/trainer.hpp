@@ -7,6 +7,7 @@
 #include "engine/comm/threads.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/train/bad_steps.hpp"
+#include "engine/train/batch_ramp.hpp"
 #include "engine/train/checkpoint_writer.hpp"
 #include "engine/train/weight_average.hpp"
 #include "engine/train/weight_rules.hpp"
@@ -53,6 +54,7 @@ struct TrainOptions {
     // and with `spike` above 0 those whose norm is above spike times the median of the last steps taken (BadSteps).
     bool skip_bad = false;
     double spike = 0.0;
+    BatchRamp ramp;   // how the batch of a step grows to the plan's
     double ema = 0.0; // decay of an average of the weights, 0 = none
     std::uint64_t seed = 1;
     int permits = 0; // number of ranks that run at once, 0 = the machine's cores
@@ -113,8 +115,8 @@ struct Evaluation {
     std::int64_t tokens = 0; // labels that there were
 };
 
-// Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1. In an evaluation -1 stands
-// behind the last token of a sample that is shorter.
+// Writes seq + 1 tokens of a sample; samples of a step are those behind the ones of the step before. In an evaluation
+// -1 stands behind the last token of a sample that is shorter.
 struct SampleSource {
     using Write = std::function<void(std::int64_t sample, std::span<std::int32_t> out)>;
     Write tokens;
@@ -192,6 +194,7 @@ public:
     double arena_gib() const;   // planned size of the arena, GiB
     // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty where steps do not tell.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
+    bool recorded() const { return done_ > std::max({first_timed_, begun_, first_full_}); } // timeline() has a step
     int permits() const { return cores_->permits(); }
     std::string device_name() const;          // name of the devices, with their number where there are several
     device::PowerSample power_sample() const; // power of the devices here
@@ -218,7 +221,8 @@ private:
         std::unique_ptr<run::Recorder> recorder;
         Beside rerun; // a step again that overflowed; null where none can be
         WeightAverage average;
-        Beside forward; // an evaluation; null where there is none
+        Beside forward;                         // an evaluation; null where there is none
+        std::map<std::int64_t, Beside> smaller; // steps by their batch, while it ramps up
         std::vector<weights::LocalParameter> parameters;
         std::vector<std::int32_t> positions; // positions of this rank's tokens in their sequence
         std::vector<std::int32_t> sequence;  // those of whole sequences
@@ -242,7 +246,10 @@ private:
     void run_beside(Beside Rank::*beside);
     void lower_evaluation();
     void run_forward();
+    void prepare_batch();
+    void run_step(bool timed);
     void take_samples(const SampleSource& source, std::int64_t first, std::int64_t end);
+    int micro_batches() const { return static_cast<int>(batch_ / (plan_.mbs * plan_.dp)); } // of the current step
     int device_of(int place) const;
     void join_devices(const std::vector<memory::MemoryPlan>& memory);
     std::vector<comm::MeetingPoint> meeting_points(std::size_t count) const;
@@ -281,7 +288,9 @@ private:
     std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers have empty vectors
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
-    std::vector<float> assemble(const std::string& name, program::TensorId (*tensor)(const program::Bucket&)) const;
+    std::vector<float> assemble(
+        const std::string& name,
+        const std::function<void(const Rank&, const program::Bucket&, const weights::Piece&, float* to)>& read) const;
 
     plan::Plan plan_;
     TrainOptions options_;
@@ -290,6 +299,7 @@ private:
     std::vector<program::Program> programs_; // programs by pipeline rank
     std::vector<program::Program> reruns_;   // programs of steps that are run again; empty where none can be
     std::vector<program::Program> forwards_; // programs of evaluations; empty where there are none
+    std::map<std::int64_t, std::vector<program::Program>> smaller_; // programs of smaller batches
     std::unique_ptr<engine::Cores> cores_;
     std::unique_ptr<comm::ThreadFabric> fabric_;
     std::unique_ptr<comm::QueuedFabric> queued_fabric_; // stands in place of fabric_ where ranks have devices
@@ -308,6 +318,8 @@ private:
     std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
     std::int64_t done_ = 0, begun_ = 0;             // numbers of steps; begun_: steps done when this process began
     std::int64_t samples_ = 0;                      // samples taken by all steps
+    std::int64_t batch_ = 0;                        // samples of the current step
+    std::int64_t first_full_ = 0;                   // steps before the first one here of the plan's batch
     BadSteps bad_;
     std::int64_t first_timed_ = 0;
     struct KeptStep {
@@ -317,6 +329,7 @@ private:
     run::Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
     std::atomic<Beside Rank::*> beside_{nullptr}; // what runs in place of the step, null: the step itself
+    std::atomic<std::int64_t> smaller_batch_{0};  // the batch of a step that takes less than the plan's, else 0
     std::unique_ptr<run::Watchdog> watchdog_;     // The watchdog comes last, as it looks at the others.
 };
 

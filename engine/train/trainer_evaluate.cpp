@@ -35,6 +35,7 @@ Evaluation Trainer::evaluate(const SampleSource& source, std::int64_t samples) {
     if (forwards_.empty() && !options_.forward_only) fail("this trainer was made without evaluation");
     Evaluation result;
     double sum = 0.0;
+    batch_ = plan_.gbs;
     const auto batch = static_cast<double>(plan_.gbs * plan_.seq);
     for (std::int64_t first = 0; first < samples; first += plan_.gbs) {
         take_samples(source, first, samples);

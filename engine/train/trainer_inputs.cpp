@@ -33,7 +33,7 @@ void Trainer::fill_inputs(Rank& r) {
     const program::Program& program = program_of(r);
     for (std::size_t d = 0; d < program.io.label_shares.size(); ++d)
         r.device->write(r.arena->at(program.io.label_shares[d]), &label_shares_[d], sizeof label_shares_[d]);
-    for (int j = 0; j < plan_.micro_batches(); ++j) {
+    for (int j = 0; j < micro_batches(); ++j) {
         if (plan_.masks_documents()) write_documents(r, j);
         if (program.io.chunk_starts != program::no_tensor) write_chunks(r, j);
     }
@@ -42,7 +42,7 @@ void Trainer::fill_inputs(Rank& r) {
     const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
                                     [](const plan::Stage& s) { return s.loss || s.mtp > 0; });
     if (!embedding && !labels) return;
-    for (int j = 0; j < plan_.micro_batches(); ++j) {
+    for (int j = 0; j < micro_batches(); ++j) {
         if (embedding) write_tokens(r, program.io.ids, j, 0);
         if (labels) write_tokens(r, program.io.labels, j, 1);
         for (std::size_t d = 0; labels && d < program.io.mtp_labels.size(); ++d)
@@ -107,7 +107,7 @@ void Trainer::count_labels() {
     for (std::size_t depth = 0; depth <= plan_.model->mtp.size(); ++depth) {
         const auto ahead = static_cast<std::int64_t>(depth) + 1;
         std::int64_t all = 0, counted = 0;
-        for (std::int64_t s = 0; s < plan_.gbs; ++s)
+        for (std::int64_t s = 0; s < batch_; ++s)
             for (std::int64_t at = 0; at + ahead <= plan_.seq; ++at, ++all) counted += labels(s, at, ahead) ? 1 : 0;
         label_shares_.push_back(
             counted > 0 ? static_cast<float>(static_cast<double>(all) / static_cast<double>(counted)) : 0.0f);

@@ -185,7 +185,10 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
 std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const {
     std::vector<std::vector<std::int64_t>> sum;
     for (const Rank& rank : ranks_) {
-        const auto& routed = (again ? rank.rerun.executor : rank.executor)->routed_tokens();
+        const run::Executor& executor = batch_ < plan_.gbs ? *rank.smaller.at(batch_).executor
+                                        : again            ? *rank.rerun.executor
+                                                           : *rank.executor;
+        const auto& routed = executor.routed_tokens();
         for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(sum, layer, routed[layer]);
     }
     return sum;

@@ -14,12 +14,12 @@ std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>
     std::vector<weights::Slice> slices;
     for (const weights::LocalParameter& p : parameters) {
         if (p.pieces.empty() || p.copy) continue;
-        weights::Slice slice{p.name, p.rows, p.cols, {}, 0, {}, p.one_moment};
+        weights::Slice slice{p.name, p.rows, p.cols, {}, 0, {}, p.moments};
         for (const weights::Piece& piece : p.pieces) {
             weights::add_run(slice.runs, piece.global, piece.count);
             slice.elements += piece.count;
         }
-        for (const weights::StateKind kind : weights::kinds_of(averages, p.one_moment))
+        for (const weights::StateKind kind : weights::kinds_of(averages, p.moments))
             slice.values[static_cast<std::size_t>(kind)].resize(static_cast<std::size_t>(slice.elements));
         slices.push_back(std::move(slice));
     }
@@ -28,25 +28,31 @@ std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>
 
 } // namespace
 
-std::vector<float> Trainer::assemble(const std::string& name,
-                                     program::TensorId (*tensor)(const program::Bucket&)) const {
+std::vector<float> Trainer::assemble(
+    const std::string& name,
+    const std::function<void(const Rank&, const program::Bucket&, const weights::Piece&, float* to)>& read) const {
     const auto shape = shapes_.find(name);
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
     if (transport() != nullptr) fail("{}: only ranks of one process can be read as a whole", name);
     std::vector<float> values(static_cast<std::size_t>(shape->second.rows * shape->second.cols));
     for_each_piece(name, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
-        r.device->read(values.data() + piece.global, r.arena->as<float>(tensor(bucket)) + piece.shard,
-                       static_cast<std::size_t>(piece.count) * sizeof(float));
+        read(r, bucket, piece, values.data() + piece.global);
     });
     return values;
 }
 
 std::vector<float> Trainer::read_gradient(const std::string& name) const {
-    return assemble(name, [](const program::Bucket& bucket) { return bucket.gradient_shard; });
+    return assemble(name, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece, float* to) {
+        if (bucket.frozen) refuse("{}: is frozen by lora = {} and has no gradient", name, to_string(plan_.lora));
+        r.device->read(to, r.arena->as<float>(bucket.gradient_shard) + piece.shard,
+                       static_cast<std::size_t>(piece.count) * sizeof(float));
+    });
 }
 
 std::vector<float> Trainer::read_weight(const std::string& name) const {
-    return assemble(name, [](const program::Bucket& bucket) { return bucket.kept_master(); });
+    return assemble(name, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece, float* to) {
+        weights::load_state(program_of(r), bucket, *r.arena, weights::StateKind::weight, piece.shard, to, piece.count);
+    });
 }
 
 std::vector<float> Trainer::read_average(const std::string& name) const {
@@ -98,7 +104,8 @@ void Trainer::snapshot(weights::Snapshot& out) const {
                  options_.rules.freeze,
                  options_.rules.group_texts(),
                  options_.ema,
-                 plan_.optimizer.muon};
+                 plan_.optimizer.muon,
+                 plan_.lora.on() ? plan::to_string(plan_.lora) : ""};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -111,7 +118,7 @@ void Trainer::snapshot(weights::Snapshot& out) const {
             if (p.pieces.empty() || p.copy) continue;
             const program::Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
             weights::Slice& slice = slices.slices[next++];
-            for (const weights::StateKind kind : weights::kinds_of(options_.ema > 0.0, p.one_moment)) {
+            for (const weights::StateKind kind : weights::kinds_of(options_.ema > 0.0, p.moments)) {
                 float* to = slice.values[static_cast<std::size_t>(kind)].data();
                 // Before the first step the average is the weight.
                 const bool average = kind == weights::StateKind::average && rank.average.started();
@@ -147,8 +154,8 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
                                                const weights::Piece& piece) {
             values.resize(static_cast<std::size_t>(piece.count));
             // Moments of another optimizer mean something else: they begin at zero.
-            const bool other = checkpoint.shapes().at(name).one_moment != bucket.is_muon();
-            for (const weights::StateKind kind : weights::kinds_of(false, bucket.is_muon())) {
+            const bool other = checkpoint.shapes().at(name).moments != bucket.moments();
+            for (const weights::StateKind kind : weights::kinds_of(false, bucket.moments())) {
                 if (other && kind != weights::StateKind::weight)
                     std::fill(values.begin(), values.end(), 0.0f);
                 else

@@ -84,15 +84,15 @@ StoredCheckpoint::StoredCheckpoint(const std::string& path) : path_(path) {
     for (const std::string& shard : index.shards) files_.push_back(std::make_unique<Safetensors>(inside(path, shard)));
     for (const auto& [name, tensor] : index.tensors) {
         for (const IndexedSlice& slice : tensor.slices)
-            for (const StateKind kind : kinds_of(state_.averages(), tensor.one_moment))
+            for (const StateKind kind : kinds_of(state_.averages(), tensor.moments))
                 stored_slice(*files_[slice.shard], stored_name(name, kind), slice.elements);
         check_partition(place, name, tensor);
     }
     for (auto& [name, tensor] : index.tensors) {
-        shapes_[name] = {tensor.rows, tensor.cols, tensor.one_moment};
+        shapes_[name] = {tensor.rows, tensor.cols, tensor.moments};
         for (IndexedSlice& slice : tensor.slices) {
             const Safetensors& file = *files_[slice.shard];
-            for (const StateKind kind : kinds_of(state_.averages(), tensor.one_moment)) {
+            for (const StateKind kind : kinds_of(state_.averages(), tensor.moments)) {
                 const std::string stored = stored_name(name, kind);
                 check_sum(file.path(), stored, file.tensors().at(stored),
                           slice.checksums[static_cast<std::size_t>(kind)]);
@@ -105,7 +105,9 @@ StoredCheckpoint::StoredCheckpoint(const std::string& path) : path_(path) {
 void StoredCheckpoint::read(const std::string& name, StateKind kind, std::int64_t first, std::span<float> out) const {
     const auto found = parts_.find(name);
     if (found == parts_.end()) refuse("{}: holds no parameter {}", path_, name);
-    if (kind == StateKind::exp_avg_sq && shapes_.at(name).one_moment) refuse("{}: holds one moment of {}", path_, name);
+    const int moments = shapes_.at(name).moments;
+    if ((kind == StateKind::exp_avg && moments < 1) || (kind == StateKind::exp_avg_sq && moments < 2))
+        refuse("{}: holds {} of {}", path_, moments == 1 ? "one moment" : "no moments", name);
     if (kind == StateKind::average && !state_.averages()) refuse("{}: holds no average of the weights", path_);
     std::int64_t copied = 0;
     for (const Part& part : found->second) {

@@ -40,6 +40,7 @@ struct RunState {
                              lr_groups = {}; // the run's rules for weights, as train::WeightRules writes them
     double ema = 0.0;                        // decay of the average of the weights, 0 = there is none
     bool muon = false;                       // the plan's optimizer; else AdamW
+    std::string lora = {};                   // the plan's adapters, as plan::Lora is written; empty without any
     bool averages() const { return ema > 0.0; }
 };
 
@@ -55,7 +56,7 @@ struct Slice {
     std::vector<Runs> runs;
     std::int64_t elements = 0;
     std::array<std::vector<float>, state_kind_count> values; // empty of kinds that the run has not
-    bool one_moment = false;                                 // see kinds_of()
+    int moments = 2;                                         // see kinds_of()
 };
 
 struct RankSlices {
@@ -89,7 +90,7 @@ public:
     const RunState& state() const { return state_; }
     struct Shape {
         std::int64_t rows = 0, cols = 1;
-        bool one_moment = false; // see kinds_of()
+        int moments = 2; // see kinds_of()
     };
     const std::map<std::string, Shape>& shapes() const { return shapes_; }
     // Elements [first, first + out.size()) of a global tensor. Throws Error (bad_input) for a name or a kind that it

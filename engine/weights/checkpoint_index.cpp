@@ -44,8 +44,9 @@ Runs run_of(const std::vector<std::int64_t>& v, std::int64_t total, const JsonOb
 
 IndexedTensor read_tensor(const JsonObject& of, std::size_t shards, bool averages) {
     const std::vector<std::int64_t> shape = of.integers("shape", 2, 1, most_elements);
-    IndexedTensor tensor{shape[0], shape[1], {}, of.states("moments") && of.integer("moments", 1, 2) == 1};
-    const std::vector<StateKind> kinds = kinds_of(averages, tensor.one_moment);
+    IndexedTensor tensor{
+        shape[0], shape[1], {}, of.states("moments") ? static_cast<int>(of.integer("moments", 0, 2)) : 2};
+    const std::vector<StateKind> kinds = kinds_of(averages, tensor.moments);
     if (tensor.rows > most_elements / tensor.cols) of.refuse_value("shape", "has too many elements");
     const std::int64_t total = tensor.rows * tensor.cols;
     std::int64_t held = 0;
@@ -141,6 +142,7 @@ RunState read_state(const JsonObject& index) {
         state.muon = name == "muon";
         if (!state.muon && name != "adamw") index.refuse_value("optimizer", "is neither adamw nor muon");
     }
+    if (index.states("lora")) state.lora = index.string("lora");
     if (index.states("freeze")) state.freeze = index.strings("freeze");
     if (index.states("lr_groups")) state.lr_groups = index.strings("lr_groups");
     return state;
@@ -207,7 +209,7 @@ std::string part_text(const RankSlices& rank) {
                     engine::crc32c({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
         part[slice.name] = {
             {"shape", {slice.rows, slice.cols}}, {"runs", std::move(runs)}, {"crc32c", std::move(sums)}};
-        if (slice.one_moment) part[slice.name]["moments"] = 1;
+        if (slice.moments < 2) part[slice.name]["moments"] = slice.moments;
     }
     return json_text(part);
 }
@@ -241,6 +243,7 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
         index["bad_steps"] = {{"skipped", state.skipped}, {"norms", state.norms}};
     if (state.averages()) index["ema"] = state.ema;
     if (state.muon) index["optimizer"] = "muon";
+    if (!state.lora.empty()) index["lora"] = state.lora;
     if (!state.freeze.empty()) index["freeze"] = state.freeze;
     if (!state.lr_groups.empty()) index["lr_groups"] = state.lr_groups;
     if (!state.data.datasets.empty()) index["data"] = position_json(state.data);

@@ -20,7 +20,7 @@ struct IndexedSlice {
 struct IndexedTensor {
     std::int64_t rows = 0, cols = 1;
     std::vector<IndexedSlice> slices;
-    bool one_moment = false; // see kinds_of()
+    int moments = 2; // see kinds_of()
 };
 struct CheckpointIndex {
     RunState state;

@@ -62,9 +62,10 @@ std::vector<LocalParameter> local_parameters(const program::Program& program, co
                                               : mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank) *
                                                         local_experts[p.name] +
                                                     p.local_expert;
+        // HSDP's copies of a shard, and frozen weights: the first rank that holds them speaks for all.
         const bool copy = p.copy || (bucket.replicas.axes != 0 && mesh.index(bucket.replicas, rank) > 0);
         LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, copy,
-                             bucket.is_muon(),       {}};
+                             bucket.moments(),       {}};
         const std::int64_t own = bucket.elements / bucket.group_size;
         const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;
         const std::int64_t begin = std::max(p.offset, first),
@@ -88,7 +89,7 @@ void store_weights(const program::Program& program, const program::Bucket& bucke
                    std::int64_t first, const float* values, std::int64_t count) {
     device::Device& device = arena.device();
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
-    device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
+    if (!bucket.frozen) device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
     if (!bucket.matrices.empty()) return; // A step begins by quantizing the masters.
     const Dst target = stored_weights(program, bucket, arena) + first;
     if (target.type == Type::f32) return device.write(target.data, values, bytes);
@@ -200,7 +201,8 @@ void initialize_parameters(const program::Program& program, const std::vector<Lo
         if (!p.ones && p.init_std == 0.0) continue;
         const std::uint64_t stream = random_stream(seed, p.name);
         const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
-        const bool there = arena.device().queue() != nullptr && bucket.host_master == program::no_tensor && !p.ones;
+        const bool there =
+            arena.device().queue() != nullptr && bucket.host_master == program::no_tensor && !bucket.frozen && !p.ones;
         for (const Piece& piece : p.pieces) {
             if (there) {
                 draw_there(p, stream, piece, program, arena, kernels);

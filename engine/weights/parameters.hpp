@@ -29,8 +29,8 @@ struct LocalParameter {
     int bucket = 0;
     double init_std = 0.0;
     bool ones = false;
-    bool copy = false;         // whether another rank speaks for it: of another stage, or of HSDP's first copy
-    bool one_moment = false;   // Muon's: it has no exp_avg_sq
+    bool copy = false;         // whether another rank speaks for it: another stage's, or the first that holds it
+    int moments = 2;           // 1: Muon's, without exp_avg_sq; 0: of a frozen weight
     std::vector<Piece> pieces; // Padding rows belong to no piece.
 };
 
@@ -44,12 +44,12 @@ enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq, average };
 inline constexpr int state_kind_count = 4;
 inline constexpr StateKind state_kinds[] = {StateKind::weight, StateKind::exp_avg, StateKind::exp_avg_sq,
                                             StateKind::average};
-// The kinds that a run has; one_moment: of a weight that Muon moves.
-inline std::vector<StateKind> kinds_of(bool averages, bool one_moment = false) {
-    std::vector<StateKind> kinds;
-    for (const StateKind kind : state_kinds)
-        if ((averages || kind != StateKind::average) && !(one_moment && kind == StateKind::exp_avg_sq))
-            kinds.push_back(kind);
+// The kinds that a run has of a weight with so many moments.
+inline std::vector<StateKind> kinds_of(bool averages, int moments = 2) {
+    std::vector<StateKind> kinds{StateKind::weight};
+    if (moments > 0) kinds.push_back(StateKind::exp_avg);
+    if (moments > 1) kinds.push_back(StateKind::exp_avg_sq);
+    if (averages) kinds.push_back(StateKind::average);
     return kinds;
 }
 const char* to_string(StateKind kind);

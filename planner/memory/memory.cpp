@@ -217,11 +217,10 @@ std::int64_t host_memory(const program::Program& program) {
     return bytes;
 }
 
-MemoryPlan plan_memory(const program::Program& program) {
+MemoryPlan plan_memory(const program::Program& program, int micro_batches) {
     MemoryPlan plan;
     plan.places.resize(program.tensors.size());
     const std::vector<Use> use = uses(program);
-    int micro_batches = 1;
     for (const program::Slot& slot : program.slots) micro_batches = std::max(micro_batches, slot.micro_batch + 1);
 
     const auto reserve = [&](std::size_t id, MemoryClass memory_class, int instances) {

@@ -53,7 +53,8 @@ struct MemoryPlan {
 // over their lifetimes. In merged slots the forward takes a layer's place with its first op that touches it, the
 // backward gives one free behind its last, and each has its own workspace. Every place is aligned to 256 bytes.
 // Deterministic.
-MemoryPlan plan_memory(const program::Program& program);
+// `micro_batches`: so many at least have room for their inputs, as those of another Program in the same arena have.
+MemoryPlan plan_memory(const program::Program& program, int micro_batches = 1);
 // host_bytes of that plan, without the rest.
 std::int64_t host_memory(const program::Program& program);
 

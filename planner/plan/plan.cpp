@@ -78,7 +78,9 @@ model::DocumentLengths Plan::masked_lengths() const {
 
 double flops_per_token(const Plan& plan) {
     const model::DocumentLengths lengths = plan.masked_lengths();
-    return model::model_flops_per_token(*plan.model, plan.seq, plan.tp, &lengths);
+    const double all = model::model_flops_per_token(*plan.model, plan.seq, plan.tp, &lengths);
+    if (!plan.lora.on()) return all;
+    return all - model::model_flops_per_token(*plan.model, 0, plan.tp) / 3.0; // of no keys: the linear layers
 }
 
 int Plan::optimizer_copy_bytes() const {

@@ -6,6 +6,7 @@
 #include "planner/model/fwd.hpp"
 #include "planner/plan/choices.hpp"
 #include "planner/plan/fwd.hpp"
+#include "planner/plan/lora.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -92,6 +93,7 @@ struct Plan {
     unsigned recompute = 0; // set of recompute:: modules
     unsigned offload = 0;   // set of offload:: modules
     OptimizerChoice optimizer;
+    Lora lora; // what is trained in place of the weights
     // Weights, gradients and optimizer states are sharded over the data-parallel group: see reshards().
     bool fsdp = false;
     // HSDP, of plans that reshard: copies of the weights, each sharded over so much smaller a part of the group.
@@ -157,7 +159,9 @@ struct Plan {
 std::string to_string(const OptimizerChoice& choice);
 OptimizerChoice optimizer_from_string(const std::string& text);
 
-// Model FLOPs of a token by model_flops_per_token(), within documents where the plan masks them.
+// Model FLOPs of a token by model_flops_per_token(), within documents where the plan masks them. Frozen linear layers
+// have no wgrad, and adapters are left out (Megatron-Bridge, training/utils/flop_utils.py,
+// num_floating_point_operations under LoRA).
 double flops_per_token(const Plan& plan);
 
 // The reason why a plan is impossible, empty when it is sound: divisibility of every axis, both factorings equal to

@@ -182,6 +182,40 @@ PlanFault check_communication(const Plan& plan) {
     return check_context(plan);
 }
 
+// What adapters are not beside, or not beside yet.
+PlanFault check_lora(const Plan& plan) {
+    if (!plan.lora.on()) return {};
+    const std::string lora = to_string(plan.lora);
+    const auto plain = [](machine::Precision p) { return p <= machine::Precision::bf16; };
+    if (!plain(plan.precision) || !plain(plan.core_attention()) || !plain(plan.experts()) || !plain(plan.head()))
+        return fault("lora", "lora = {}: frozen weights are kept as they are read: use precision = bf16 or fp32", lora);
+    if (plan.optimizer.muon) return fault("lora", "lora = {}: adapters are AdamW's, use optimizer = adamw", lora);
+    if (plan.fsdp) return fault("lora", "lora = {}: frozen weights are not sharded: use fsdp = off", lora);
+    if (plan.tp_overlap)
+        return fault("lora", "lora = {}: products with adapters do not run in pieces: use tp_overlap = off", lora);
+    if (plan.router.bias_update > 0.0)
+        return fault("lora", "lora = {}: the selection bias is frozen: use bias_update = none", lora);
+    if (!plan.hardware->cpu && plan.lora.rank % 8 != 0)
+        return fault("lora", "lora = {}: products of GPUs take 16 bytes at a time: use a rank that 8 divides", lora);
+    unsigned has = 0;
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        const model::Attention& a = kind.attention;
+        if (a.kind != model::AttentionKind::none) {
+            if ((a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla) || a.sparse())
+                return fault("lora",
+                             "lora = {}: {} has attention other than grouped queries and MLA, which cannot be frozen",
+                             lora, plan.model->name);
+            has |= adapted::attention;
+        }
+        if (kind.dense() || (kind.moe && kind.moe->shared_ffn > 0)) has |= adapted::dense;
+        if (kind.moe) has |= adapted::experts;
+    }
+    if ((plan.lora.targets & has) == 0)
+        return fault("lora", "lora = {}: {} has nothing to adapt there: use {}", lora, plan.model->name,
+                     adapted::to_string(has));
+    return {};
+}
+
 PlanFault check_routed_rows(const Plan& plan) {
     if (plan.paged_stash && (!has_experts(plan) || plan.capacity == 0.0))
         return fault("paged_stash", "paged_stash = on needs experts with a planned capacity, but capacity = {}",
@@ -246,8 +280,8 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_split,         check_precision,   check_recompute, check_offload,
-                               check_communication, check_routed_rows, check_routing,   check_router};
+    constexpr std::array rules{check_split, check_precision,   check_recompute, check_offload, check_communication,
+                               check_lora,  check_routed_rows, check_routing,   check_router};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }

@@ -104,6 +104,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::recompute,              {value,   value,   none,    none,    none,    none,    none}},
     FieldRow{&Plan::offload,                {value,   value,   none,    value,   value,   value,   none}},
     FieldRow{&Plan::optimizer,              {muon,    muon,    muon,    none,    none,    value,   none}},
+    FieldRow{&Plan::lora,                   everywhere},
     FieldRow{&Plan::fsdp,                   {sharded, value,   sharded, value,   value,   value,   value}},
     FieldRow{&Plan::fsdp_replicas,          {sharded, value,   sharded, value,   value,   value,   value}},
     FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    none,    experts}},

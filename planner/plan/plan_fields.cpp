@@ -118,6 +118,8 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return offload::to_string(plan.offload); }},
         {"optimizer", [](Plan& plan, const std::string& v) { plan.optimizer = optimizer_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.optimizer); }},
+        {"lora", [](Plan& plan, const std::string& v) { plan.lora = lora_from_string(v); },
+         [](const Plan& plan) -> std::string { return to_string(plan.lora); }},
         {"fsdp", [](Plan& plan, const std::string& v) { plan.fsdp = on_or_off("fsdp", v); },
          [](const Plan& plan) -> std::string { return word(plan.fsdp); }},
         {"fsdp_replicas", [](Plan& plan, const std::string& v) { plan.fsdp_replicas = degree("fsdp_replicas", v); },

@@ -123,6 +123,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.recompute = named(json, join_list(json, "recompute"), recompute::from_string);
     plan.offload = named(json, join_list(json, "offload"), offload::from_string);
     plan.optimizer = named(json, json.string_or("optimizer", to_string(plan.optimizer)), optimizer_from_string);
+    plan.lora = named(json, json.string_or("lora", "none"), lora_from_string);
     plan.fsdp = json.boolean_or("fsdp", false);
     if (json.has("fsdp_replicas"))
         plan.fsdp_replicas = static_cast<int>(json.integer("fsdp_replicas", 1, limits::max_gpus));
@@ -163,6 +164,7 @@ Json choices(const Plan& plan) {
     json["recompute"] = split_list(recompute::to_string(plan.recompute));
     json["offload"] = split_list(offload::to_string(plan.offload));
     json["optimizer"] = to_string(plan.optimizer);
+    if (plan.lora.on()) json["lora"] = to_string(plan.lora);
     json["fsdp"] = plan.fsdp;
     if (plan.fsdp_replicas > 1) json["fsdp_replicas"] = plan.fsdp_replicas;
     json["dispatcher"] = to_string(plan.dispatcher);
@@ -215,6 +217,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "recompute",
                "offload",
                "optimizer",
+               "lora",
                "fsdp",
                "fsdp_replicas",
                "dispatcher",

@@ -29,6 +29,10 @@ inline std::tuple<bool, bool> values(const OptimizerChoice& choice) {
     const auto& [bf16_moments, muon] = choice;
     return {bf16_moments, muon};
 }
+inline auto values(const Lora& lora) {
+    const auto& [rank, alpha, targets] = lora;
+    return std::make_tuple(rank, alpha, targets);
+}
 inline auto values(const RouterTraining& router) {
     const auto& [load_balancing, aux_loss, z_loss, bias_update, forced, expert_capacity, drop_policy, pad] = router;
     return std::make_tuple(load_balancing, aux_loss, z_loss, bias_update, forced, expert_capacity, drop_policy, pad);

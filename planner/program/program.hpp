@@ -41,12 +41,16 @@ struct Bucket {
     plan::Domain domain = plan::Domain::dense;
     plan::Group group; // axes 0 when its size is 1
     int group_size = 1;
-    plan::Group replicas; // HSDP: ranks that hold the same shard; axes 0 where every shard is held once
+    // Ranks that hold the same elements: HSDP's copies of a shard, or all that hold frozen weights; axes 0: none does.
+    plan::Group replicas;
     int chunk = 0;
     std::int64_t elements = 0; // padded to a multiple of group_size
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
     bool copy = false;         // another pipeline rank counts these weights in the norm
-    bool quantizable = false;  // holds matrices that low precisions quantize, which lie apart from everything else
+    // Weights that no step changes (Plan::lora): they have neither gradients nor states, and their `group` is one
+    // rank. Those of the first rank of `replicas` go into checkpoints.
+    bool frozen = false;
+    bool quantizable = false; // holds matrices that low precisions quantize, which lie apart from everything else
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
     TensorId weights = no_tensor, gradients = no_tensor; // gradients: the whole bucket, partial sums of this rank
@@ -61,7 +65,10 @@ struct Bucket {
     TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
     // Offloaded optimizer states wait here between steps; those above are then on the device only in finish.
     TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
-    TensorId kept_master() const { return host_master == no_tensor ? master : host_master; }
+    // Whether a step sums this shard's gradients over the ranks that hold it.
+    bool sums_copies() const { return !frozen && replicas.axes != 0; }
+    // Frozen weights are their own master, in the precision of activations.
+    TensorId kept_master() const { return frozen ? weights : host_master == no_tensor ? master : host_master; }
     // FSDP (Plan::reshards) and a group of several ranks: weights and gradients above are only this rank's shards; the
     // templates gather the whole weights and write whole gradients into these activations, which layers take turns with
     // (kept from forward to backward outside of decoder layers). staging then is where BF16 weights arrive.
@@ -93,6 +100,7 @@ struct Bucket {
     };
     Muon muon;
     bool is_muon() const { return !muon.matrices.empty(); }
+    int moments() const { return frozen ? 0 : is_muon() ? 1 : 2; } // that AdamW or Muon keeps
     int layer = -1; // FSDP: the decoder layer that the bucket belongs to, -1 for the ends of the model
     bool resharded() const { return gathered != no_tensor; }
 };

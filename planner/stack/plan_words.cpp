@@ -104,6 +104,7 @@ std::vector<PlanWord> plan_fields() {
         {"layout", TextWord{[](const Plan& p) { return p.layout.empty() ? std::string("none") : p.layout; }}},
         {"bf16_layers", TextWord{plan::bf16_layers_to_string}},
         {"optimizer", TextWord{[](const Plan& p) { return plan::to_string(p.optimizer); }}},
+        {"lora", TextWord{[](const Plan& p) { return plan::to_string(p.lora); }}},
     };
 }
 

@@ -81,6 +81,9 @@ plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
         return {"stack: optimizer", fmt::format("optimizer bf16 moments: stack {} keeps FP32 moments only", s.name)};
     if (p.optimizer.muon && !s.muon)
         return {"stack: optimizer", fmt::format("optimizer muon: stack {} has AdamW only: set it adamw", s.name)};
+    if (p.lora.on() && !s.executable)
+        return {"stack: lora", fmt::format("lora {}: stack {} is priced without adapters: use the stack moe-plan",
+                                           plan::to_string(p.lora), s.name)};
     if (p.ep_overlap && !s.ep_overlap)
         return {"stack: ep_overlap",
                 fmt::format("ep_overlap on: stack {} has none on {}: set it off", s.name, p.hardware->name)};

@@ -70,7 +70,7 @@ BucketTime time_of(const cost::CostModel& model, const passes::BucketSize& b, st
         const auto work = static_cast<passes::StepWork>(w);
         if (work != passes::StepWork::zero) t[work] = seconds_of(model, b, work);
     }
-    if (zeroed > 0)
+    if (zeroed > 0 && passes::has_work(model.plan(), b, passes::StepWork::zero))
         t[passes::StepWork::zero] = seconds_of(model, passes::zero_op(model.plan(), b, static_cast<double>(zeroed)));
     return t;
 }

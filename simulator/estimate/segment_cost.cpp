@@ -135,6 +135,7 @@ std::vector<BucketUse> uses_of(const program::Program& program, const passes::Fi
     std::vector<BucketUse> uses;
     const double end = end_of(backward);
     for (const program::Bucket& b : program.buckets) {
+        if (b.frozen) continue; // A step does nothing with it.
         const program::Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
         BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype, -1, 0, b.quantizable},
                       forward.after(root(b.weights)),

@@ -9,6 +9,7 @@
 namespace moe::estimate {
 
 double passed_table_bytes(const plan::Plan& plan) {
+    if (plan.lora.on()) return 0.0; // The table is frozen.
     const double table = passes::gradient_bytes(plan) * static_cast<double>(plan.padded_vocab() / plan.tp) *
                          static_cast<double>(plan.model->hidden);
     return emit::shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // The table is reduced.
@@ -97,12 +98,12 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, co
 }
 
 double state_bytes(const plan::Plan& plan, const passes::BucketSize& b) {
-    const auto n = static_cast<double>(b.elements);
     if (plan.reshards() && b.group_size > 1) {
+        const auto n = static_cast<double>(b.elements);
         const double weights = plan.precision == machine::Precision::fp32 ? 4.0 : 2.0;
         return (weights + passes::gradient_bytes(plan)) * n / b.group_size;
     }
-    return passes::weight_bytes(b) + passes::gradient_bytes(plan) * n;
+    return passes::weight_bytes(b) + passes::gradient_bytes(plan, b);
 }
 
 } // namespace moe::estimate

@@ -17,7 +17,7 @@ namespace {
 // True where the lowering would put both into one bucket, if they were neighbours.
 bool like(const passes::BucketSize& a, const passes::BucketSize& b) {
     return a.domain == b.domain && a.group == b.group && a.weight_dtype == b.weight_dtype &&
-           a.quantizable == b.quantizable && a.is_muon() == b.is_muon();
+           a.quantizable == b.quantizable && a.is_muon() == b.is_muon() && a.frozen == b.frozen;
 }
 
 } // namespace
@@ -32,8 +32,10 @@ std::vector<passes::BucketSize> stage_buckets(SegmentCache& cache, const plan::P
         for (const passes::BucketSize& b : cache.buckets(plan, id)) {
             const int size = plan::group_size(plan, b.group);
             auto it = std::find_if(sum.begin(), sum.end(), [&b](const passes::BucketSize& s) { return like(s, b); });
-            if (it == sum.end())
+            if (it == sum.end()) {
                 it = sum.insert(sum.end(), {b.domain, 0, b.group, size, b.weight_dtype, -1, 0, b.quantizable});
+                it->frozen = b.frozen;
+            }
             it->elements += b.elements * count;
         }
     return sum;

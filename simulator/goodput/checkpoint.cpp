@@ -19,7 +19,7 @@ double checkpoint_bytes(const plan::Plan& plan) {
     for (std::size_t s = 0; s < stages.size(); ++s)
         for (const passes::BucketSize& bucket : lower::bucket_sizes(plan, stages[s]))
             bytes[static_cast<std::size_t>(plan::rank_of_stage(plan.schedule, plan.pp, static_cast<int>(s)))] +=
-                passes::optimizer_bytes(plan, bucket) +
+                (bucket.frozen ? passes::weight_bytes(bucket) : passes::optimizer_bytes(plan, bucket)) +
                 weights * static_cast<double>(bucket.elements) / bucket.group_size;
     return *std::max_element(bytes.begin(), bytes.end());
 }

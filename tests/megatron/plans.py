@@ -52,7 +52,7 @@ PLAIN = {
     "seq": "4096", "gbs": "4096", "mbs": "1", "tp": "1", "cp": "1", "pp": "1", "vpp": "1", "dp": "64", "ep": "1", "etp": "1",
     "layout": "none", "schedule": "1f1b", "rank_order": "tp-cp-ep-dp-pp", "precision": "bf16",
     "attention_precision": "default", "expert_precision": "default", "head_precision": "default", "bf16_layers": "none",
-    "fp8_scaling": "current", "gradients": "fp32", "recompute": "none", "offload": "none", "optimizer": "adamw",
+    "fp8_scaling": "current", "gradients": "fp32", "recompute": "none", "offload": "none", "optimizer": "adamw", "lora": "none",
     "fsdp": "off", "fsdp_replicas": "1", "dispatcher": "alltoall", "cp_comm": "ring", "capacity": "none", "paged_stash": "off",
     "memory_efficient_permutation": "on", "tp_overlap": "off", "ep_overlap": "off", "delay_wgrad": "off",
     "cuda_graph": "none", "deterministic": "off", "documents": "ignore", "lengths": "none", "routing": "balanced", "balance": "natural",

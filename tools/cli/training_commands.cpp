@@ -72,10 +72,18 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
     add(verb, "--optimizer", o.optimizer, "adamw|adamw+bf16_moments|muon",
         "in place of the plan's optimizer; muon moves the matrices of layers, and AdamW all else");
+    add(verb, "--lora", o.lora, "RANK",
+        "freeze every weight and train low-rank adapters of this rank in its place (none: the plan's are left out)");
+    add(verb, "--lora-alpha", o.lora_alpha, "A", "with --lora: adapters count A / RANK (default: 32)");
+    add(verb, "--lora-targets", o.lora_targets, "LIST",
+        "with --lora: what gets adapters, of attention,dense,experts (default: all; dense: MLPs and shared experts)");
     add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
+    add(verb, "--rampup-batch-size", o.rampup_batch_size, "START,INCREMENT,SAMPLES",
+        "samples of the first steps: from START up by INCREMENT to the plan's batch, which it has behind SAMPLES "
+        "samples");
     add(verb, "--ema", o.ema, "DECAY",
         "keep an average of the weights in the host's memory, which moves by 1 - DECAY of the way to them at every "
         "step; export --ema takes it (0: none)")

@@ -29,7 +29,7 @@ StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRe
       gpus_(plan.gpus),
       routers_(*plan.model, plan.router.aux_loss) {}
 
-RouterRecord StepLog::router_record(const train::RouterStep& router) const {
+RouterRecord StepLog::router_record(const train::RouterStep& router, std::int64_t tokens) const {
     RouterRecord record{
         router.layer, router.aux_loss, router.z_loss, router.max_over_mean(), router.load_entropy(), {}, {}};
     if (!router.bias.empty()) record.bias_spread = router.bias_spread();
@@ -39,8 +39,7 @@ RouterRecord StepLog::router_record(const train::RouterStep& router) const {
             std::max<std::ptrdiff_t>(0, router.layer - static_cast<std::ptrdiff_t>(model.layers.size())));
         const bool behind = router.layer >= static_cast<int>(model.layers.size());
         const int kind = behind ? model.mtp[mtp] : model.layers[static_cast<std::size_t>(router.layer)];
-        const auto chosen =
-            static_cast<double>(plan_.gbs * plan_.seq) * model.kinds[static_cast<std::size_t>(kind)].moe.value().top_k;
+        const auto chosen = static_cast<double>(tokens) * model.kinds[static_cast<std::size_t>(kind)].moe.value().top_k;
         const auto sent =
             static_cast<double>(std::accumulate(router.tokens.begin(), router.tokens.end(), std::int64_t{0}));
         record.dropped = 1.0 - sent / chosen;
@@ -66,7 +65,7 @@ void StepLog::add(const train::StepResult& step) {
     double worst = 1.0;
     for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
-        run_.steps.back().routers.push_back(router_record(router));
+        run_.steps.back().routers.push_back(router_record(router, step.tokens));
     }
     for (const std::string& line : routers_.add(step)) console_.warn("{}", line);
     std::string routers;

@@ -25,7 +25,7 @@ public:
     void add(const train::Evaluation& evaluation, double seconds);
 
 private:
-    RouterRecord router_record(const train::RouterStep& router) const;
+    RouterRecord router_record(const train::RouterStep& router, std::int64_t tokens) const;
 
     Console& console_;
     LogSteps steps_;

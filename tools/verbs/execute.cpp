@@ -110,11 +110,12 @@ std::string words(Value&&... values) {
 
 // The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
-    const std::string said = words(
-        fmt::join(o.data, " "), o.steps, o.init_from, o.upcycle, o.checkpoint, o.save_interval, o.resume, o.shuffle,
-        o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay, o.grad_clip, o.seed,
-        o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches,
-        o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "), o.ema);
+    const std::string said =
+        words(fmt::join(o.data, " "), o.steps, o.init_from, o.upcycle, o.checkpoint, o.save_interval, o.resume,
+              o.shuffle, o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay,
+              o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval,
+              o.eval_batches, o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "),
+              fmt::join(o.lr_groups, " "), o.ema, o.rampup_batch_size);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -155,9 +156,10 @@ public:
         if (first_ && !options_.checkpoint.empty()) lock.emplace(options_.checkpoint);
         if (lock) {
             lock->remove_partial_checkpoints();
-            // The weight and both moments, in FP32, and the average where there is one.
-            const double bytes_of_parameter =
-                4.0 * static_cast<double>(weights::kinds_of(train_with_.ema > 0.0).size());
+            // The weight and both moments, in FP32, and the average where there is one. Adapters are little beside the
+            // weights that they freeze, which have no moments.
+            const std::size_t kinds = weights::kinds_of(train_with_.ema > 0.0, plan_.lora.on() ? 0 : 2).size();
+            const double bytes_of_parameter = 4.0 * static_cast<double>(kinds);
             weights::require_room(options_.checkpoint,
                                   bytes_of_parameter *
                                       static_cast<double>(model::count_parameters(*plan_.model).total));
@@ -262,7 +264,7 @@ private:
     }
 
     void keep_record(const train::Trainer& trainer, const RunFolder& folder) {
-        const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with_.backend != "cpu");
+        const bool recorded = trainer.recorded();
         const std::vector<std::vector<std::int64_t>> routed = trainer.routed_tokens();
         const std::string routing = routing_csv(routed);
         run_.queued = trainer.queued_step();

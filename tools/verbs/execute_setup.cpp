@@ -11,6 +11,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/own_balance.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -53,7 +54,8 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
                                 trainer.rules().freeze,
                                 trainer.rules().group_texts(),
                                 options.ema,
-                                trainer.plan().optimizer.muon};
+                                trainer.plan().optimizer.muon,
+                                trainer.plan().lora.on() ? plan::to_string(trainer.plan().lora) : ""};
     for (const std::string& line : train::check_resume(found->path(), state, now, options.allow_change))
         console.warn("{}", line);
     trainer.restore(*found);
@@ -87,6 +89,7 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.weight_decay = options.weight_decay;
     result.clip = options.grad_clip;
     result.ema = options.ema;
+    if (!options.rampup_batch_size.empty()) result.ramp = train::batch_ramp(options.rampup_batch_size);
     result.rules.freeze = options.freeze;
     for (const std::string& text : options.lr_groups) result.rules.groups.push_back(train::rate_group(text));
     if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);
@@ -150,6 +153,9 @@ std::unique_ptr<data::InOrder> open_valid_data(const ExecuteOptions& options, co
 void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
     if (options.resume && resume(options, trainer, data, console)) return;
     if (options.init_from.empty()) return;
+    if (options.upcycle && trainer.plan().lora.on())
+        refuse("--upcycle: experts that begin alike are trained whole, without --lora {}",
+               plan::to_string(trainer.plan().lora));
     if (options.upcycle) {
         const train::LoadReport report = train::upcycle_weights(trainer, options.init_from);
         console.note("{}: experts are made of the dense model's MLPs", options.init_from);
@@ -166,10 +172,31 @@ void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::S
         console.warn("{}: {}", options.init_from, left);
 }
 
+namespace {
+
+// The adapters that --lora, --lora-alpha and --lora-targets ask for, in place of the plan's.
+void set_lora(const ExecuteOptions& options, plan::Plan& plan) {
+    if (options.lora.empty()) {
+        if (!options.lora_alpha.empty() || !options.lora_targets.empty())
+            refuse("{}: needs --lora RANK", options.lora_alpha.empty() ? "--lora-targets" : "--lora-alpha");
+        return;
+    }
+    plan::Lora lora = plan::lora_from_string(options.lora);
+    if (!options.lora_alpha.empty()) lora.alpha = number_of("--lora-alpha", options.lora_alpha);
+    if (!(lora.alpha > 0.0) && lora.on()) refuse("--lora-alpha {}: must be above 0", options.lora_alpha);
+    std::string targets = options.lora_targets;
+    std::replace(targets.begin(), targets.end(), ',', '+');
+    if (!targets.empty()) lora.targets = plan::adapted::from_string(targets);
+    plan.lora = lora;
+}
+
+} // namespace
+
 plan::Plan plan_to_run(const ExecuteOptions& options, std::string& balance) {
     plan::Plan plan = plan::load_plan(options.plan);
     if (!options.balance.empty()) plan::set_field(plan, "balance", options.balance);
     if (!options.optimizer.empty()) plan::set_field(plan, "optimizer", options.optimizer);
+    set_lora(options, plan);
     plan::OwnBalance own =
         plan::own_balance(plan, options.plan + ": model", {options.aux_loss.empty(), options.bias_update.empty()});
     plan.router = own.router;

@@ -86,6 +86,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t warmup = 0;         // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    std::string rampup_batch_size;              // as train::BatchRamp is written, empty = none
     double ema = 0.0;                           // decay of the average of the weights, 0 = none
     std::vector<std::string> freeze, lr_groups; // patterns; PATTERN=FACTOR[,decay=W]
     bool skip_bad_steps = false;                // those whose norm is not finite
@@ -93,6 +94,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t back_after = 0; // bad steps in a row behind which the run goes back to its checkpoint, 0 = never
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
     std::string aux_loss, bias_update, balance, optimizer;
+    std::string lora, lora_alpha, lora_targets; // of plan::Lora
     std::int64_t seed = 1;
     std::string listen;            // address at which rank 0 waits for the others, empty = that of MASTER_ADDR
     double hang_timeout = 20.0;    // seconds that an op may take

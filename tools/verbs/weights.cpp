@@ -51,6 +51,8 @@ plan::Plan UsedWeights::plan(std::int64_t seq, std::int64_t gbs) const {
     plan.gbs = gbs;
     plan.precision = machine::precision_from_string(precision);
     plan.deterministic = true;
+    if (checkpoint_ && !checkpoint_->state().lora.empty())
+        plan.lora = plan::lora_from_string(checkpoint_->state().lora);
     return plan;
 }
 

@@ -131,6 +131,20 @@ program::Op& Builder::gemm(program::TensorId a, program::TensorId b, program::Te
     return op;
 }
 
+Weight Builder::weight(const std::string& key, std::int64_t n, std::int64_t k) {
+    Weight weight = parameters_.weight(program_, key, n, k);
+    if (weight.gradient == program::no_tensor && !parameters_.decays(key))
+        weight.gradient =
+            tensor(key + ".unused_gradient",
+                   plan_.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32, n, k);
+    return weight;
+}
+
+bool Builder::trains(const Weight& weight) const {
+    return weight.gradient != program::no_tensor &&
+           !(plan_.lora.on() && at(weight.gradient).base == program::no_tensor);
+}
+
 program::TensorId Builder::add(program::TensorId a, program::TensorId b, const std::string& name) {
     const program::Tensor& shape = at(a);
     const program::TensorId out = tensor(name, shape.dtype, shape.rows, shape.cols, shape.expected_rows);

@@ -101,9 +101,10 @@ public:
     program::TensorId gather_tokens(program::TensorId x, const std::string& name);
     program::TensorId scatter_tokens(program::TensorId x, const std::string& name);
 
-    Weight weight(const std::string& key, std::int64_t n, std::int64_t k) {
-        return parameters_.weight(program_, key, n, k);
-    }
+    // The gradient of a frozen vector goes nowhere: kernels of norms make it beside that of their input. Frozen
+    // matrices have none.
+    Weight weight(const std::string& key, std::int64_t n, std::int64_t k);
+    bool trains(const Weight& weight) const;
 
 private:
     double operand_bytes(const program::Op& op) const;

@@ -75,6 +75,41 @@ void wgrad(Builder& b, const Linear& linear, const std::vector<program::TensorId
     b.phase = program::Phase::dgrad;
 }
 
+// y + alpha / rank * (x A^T) B^T. Where the input is gathered over TP, x A^T is made of a rank's own tokens and
+// gathered in its place: it is narrower by k / rank. Where k is sharded, it is a partial sum, and so is what B makes of
+// it.
+program::TensorId with_adapter(Builder& b, Linear& linear, program::TensorId x, program::TensorId y) {
+    if (!linear.adapter) return y;
+    Adapter& adapter = *linear.adapter;
+    const std::string name = linear.name + ".lora";
+    const Linear a{adapter.a, name + "_a"}, up{adapter.b, name + "_b"};
+    const program::TensorId low = b.activation(a.name, b.at(x).rows, adapter.a.n);
+    forward_rows(b, a, x, low, rows_of(b.at(x).rows));
+    adapter.low = b.scale(low, b.plan().lora.scale(), name + "_scaled");
+    if (linear.gather) adapter.low = b.gather_tokens(adapter.low, name + "_full");
+    const program::TensorId delta = b.tensor(up.name, b.at(y).dtype, b.at(y).rows, adapter.b.n);
+    forward_rows(b, up, adapter.low, delta, rows_of(b.at(y).rows));
+    return b.add(y, delta, name);
+}
+
+// The adapter's wgrads, and dx with its share; dx is of local tokens where the input was gathered.
+program::TensorId adapter_backward(Builder& b, const Linear& linear, program::TensorId dy, program::TensorId dx) {
+    if (!linear.adapter) return dx;
+    const Adapter& adapter = *linear.adapter;
+    const std::string name = linear.name + ".lora";
+    const Linear a{adapter.a, name + "_a", false, false, true, {}, linear.saved, b.at(linear.saved).rows};
+    const Linear up{adapter.b, name + "_b", false, false, true, {}, adapter.low, b.at(adapter.low).rows};
+    program::TensorId dlow = b.activation(up.name + ".din", up.rows, adapter.b.k);
+    dgrad_rows(b, up, dy, dlow, rows_of(up.rows));
+    if (linear.gather) dlow = b.scatter_tokens(dlow, up.name + ".din_local");
+    wgrad(b, up, {dy}, up.saved);
+    dlow = b.scale(dlow, b.plan().lora.scale(), name + "_dscaled");
+    const program::TensorId share = b.activation(a.name + ".din", a.rows, adapter.a.k);
+    dgrad_rows(b, a, dlow, share, rows_of(a.rows));
+    wgrad(b, a, {dlow}, a.saved);
+    return b.add(dx, share, name + ".din");
+}
+
 // The saved input, before any gather.
 program::TensorId saved_of(Builder& b, const Linear& linear) {
     if (!b.quantized() || !linear.quantize || !linear.shared_input || b.by_rows()) return linear.saved;
@@ -123,6 +158,17 @@ program::TensorId dequantize(Builder& b, program::TensorId x, const std::string&
     return wide;
 }
 
+std::optional<Adapter> adapter_of(Builder& b, const std::string& key, std::int64_t n, std::int64_t k, int copies) {
+    if (!b.parameters().has(key + ".lora_a")) return std::nullopt;
+    const std::int64_t rank = b.plan().lora.rank;
+    return Adapter{b.weight(key + ".lora_a", copies * rank, k), b.weight(key + ".lora_b", n, rank)};
+}
+
+void bind(Builder& b, Linear& linear, const std::string& key, std::int64_t n, std::int64_t k) {
+    linear.weight = b.weight(key, n, k);
+    linear.adapter = adapter_of(b, key, n, k);
+}
+
 program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype) {
     program::TensorId operand = operand_of(b, linear, x);
     const bool ring = linear.gather && b.pipelined();
@@ -132,7 +178,7 @@ program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x
     const program::TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
     if (!ring) {
         forward_rows(b, linear, operand, y, rows_of(piece));
-        return y;
+        return with_adapter(b, linear, x, y);
     }
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
@@ -152,14 +198,16 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
         dy_column = q.column;
     }
     // The gather for wgrad is issued before dgrad so that it runs beside it.
-    program::TensorId x = saved_of(b, linear);
-    if (linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
+    program::TensorId x = program::no_tensor;
+    const bool trains = b.trains(linear.weight);
+    if (trains) x = saved_of(b, linear);
+    if (trains && linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
     program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
     dgrad_rows(b, linear, dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
-    wgrad(b, linear, {dy_column}, factor_of(b, linear, x));
-    return dx;
+    if (trains) wgrad(b, linear, {dy_column}, factor_of(b, linear, x));
+    return adapter_backward(b, linear, dy, dx);
 }
 
 void linear_wgrad(Builder& b, const Linear& linear, program::TensorId dy) {
@@ -175,7 +223,7 @@ program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::
     const program::TensorId operand = operand_of(b, linear, x);
     linear.rows = b.at(operand).rows;
     std::int64_t pieces = reduction_pieces;
-    while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // The sequence is divisible by tp.
+    while (pieces > 1 && linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // The sequence is divisible by tp.
     const std::int64_t piece = linear.rows / pieces;
     const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
     const program::TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);

@@ -3,6 +3,7 @@
 
 #include "planner/lower/emit/builder.hpp"
 
+#include <optional>
 #include <string>
 
 namespace moe::emit {
@@ -21,6 +22,12 @@ bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name,
                              program::TensorId counts = program::no_tensor);
 
+// Low-rank matrices A [rank, k] and B [n, rank] beside a weight; see plan::Lora.
+struct Adapter {
+    Weight a, b;
+    program::TensorId low = program::no_tensor; // alpha / rank * x A^T, of the rows of y: what B's wgrad reads
+};
+
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
 // GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
 // anyway) and quantizes again in the backward pass. By rows alone the row-wise copy is kept, and widened for wgrad; x
@@ -30,12 +37,17 @@ struct Linear {
     std::string name;
     bool gather = false; // input is sharded over TP along tokens: gather it first (column-parallel)
     bool shared_input = false;
-    bool quantize = true;                         // router and gates stay in the activation precision
+    bool quantize = true; // router and gates stay in the activation precision
+    std::optional<Adapter> adapter = {};
     program::TensorId saved = program::no_tensor; // local input that wgrad reads
     std::int64_t rows = 0;                        // rows of y
 };
 program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype);
-// dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well. `low`:
+// Gives a linear layer the weight [n, k] of a key, with the adapter that is declared for it.
+void bind(Builder& b, Linear& linear, const std::string& key, std::int64_t n, std::int64_t k);
+std::optional<Adapter> adapter_of(Builder& b, const std::string& key, std::int64_t n, std::int64_t k, int copies = 1);
+// dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well, of a
+// frozen weight that of its adapter alone. `low`:
 // dy by rows where the op before has quantized it.
 program::TensorId linear_backward(Builder& b, const Linear& linear, program::TensorId dy,
                                   program::TensorId low = program::no_tensor);

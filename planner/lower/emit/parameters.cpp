@@ -8,6 +8,7 @@
 #include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 namespace moe::emit {
@@ -35,16 +36,19 @@ plan::Group replica_group(const plan::Plan& plan, plan::Domain domain) {
     return {domain, plan::axis::replicas};
 }
 
-int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon) {
+int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon,
+                             bool frozen) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
         if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded &&
-            buckets_[i].quantizable == quantized && low_[i] == low && muon_[i] == muon)
+            buckets_[i].quantizable == quantized && low_[i] == low && muon_[i] == muon && buckets_[i].frozen == frozen)
             return static_cast<int>(i);
     program::Bucket bucket;
     bucket.domain = domain;
-    bucket.group = gradient_group(plan_, domain, sharded);
+    bucket.frozen = frozen;
+    const plan::Group holders = gradient_group(plan_, domain, sharded);
+    bucket.group = frozen ? plan::Group{domain, 0} : holders;
+    bucket.replicas = frozen ? holders : replica_group(plan_, domain);
     bucket.group_size = plan::group_size(plan_, bucket.group);
-    bucket.replicas = replica_group(plan_, domain);
     bucket.chunk = chunk_;
     bucket.layer = layer_;
     bucket.quantizable = quantized;
@@ -72,7 +76,7 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
     if (plan_.reshards() && low == program::Dtype::bf16) quantized = false;
     // A table with copies on other pipeline ranks lies alone, so that all holders cut it into the same shards.
-    const bool alone = key == "embedding" && shares_table(plan_);
+    const bool alone = key == "embedding" && copies_table(plan_);
     // Muon moves matrices but embeddings and heads, which have a vocabulary (arXiv 2502.16982 section 2.2). Taps of
     // convolutions by channel are vectors.
     const bool muon =
@@ -81,7 +85,7 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
         });
     const std::vector<bool> open = closed_;
     if (alone) closed_.assign(closed_.size(), true);
-    const int index = bucket_for(domain, sharded, quantized, low, muon);
+    const int index = bucket_for(domain, sharded, quantized, low, muon, plan_.lora.on() && !adapters_);
     if (alone) {
         std::copy(open.begin(), open.end(), closed_.begin());
         closed_.back() = true;
@@ -102,6 +106,34 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     entry.elements = one * copies;
     part += entry.elements;
     keys_.emplace(key, std::move(entry));
+}
+
+void ParameterSet::declare_adapted(unsigned target, const std::string& key, std::vector<program::Parameter> parameters,
+                                   bool quantized, int copies) {
+    if (!plan_.lora.adapts(target)) return declare(key, std::move(parameters), quantized, true, copies);
+    const auto stem = [](const program::Parameter& p) { return p.name.substr(0, p.name.rfind(".weight")); };
+    const std::int64_t rank = plan_.lora.rank, cols = parameters.front().cols;
+    program::Parameter a = parameters.front();
+    // Of several matrices the one A bears Megatron-Bridge's name of the product.
+    const std::string one = stem(a);
+    const std::string joined =
+        one.substr(0, one.rfind('.') + 1) + (target == plan::adapted::attention ? "linear_qkv" : "linear_fc1");
+    a.name = (parameters.size() == 1 ? one : joined) + ".lora_A.weight";
+    a.rows = rank;
+    a.shard_dim = parameters.front().shard_dim == 1 ? 1 : -1;
+    a.init_std = 1.0 / std::sqrt(3.0 * static_cast<double>(cols)); // PEFT's, which draws from +-1 / sqrt(k)
+    std::vector<program::Parameter> b = parameters;
+    for (program::Parameter& p : b) {
+        p.name = stem(p) + ".lora_B.weight";
+        p.cols = rank;
+        p.shard_dim = p.shard_dim == 0 ? 0 : -1;
+        p.init_std = 0.0;
+    }
+    declare(key, std::move(parameters), quantized, true, copies);
+    adapters_ = true;
+    declare(key + ".lora_a", {std::move(a)}, false, true, copies);
+    declare(key + ".lora_b", std::move(b), false, true, copies);
+    adapters_ = false;
 }
 
 // Megatron's bucket size: max(40 M, 1 M per rank of the group) elements.
@@ -159,7 +191,7 @@ void ParameterSet::seal(program::Program& program, bool list) {
         (plan_.offload & plan::offload::optimizer) != 0 ? program::Storage::activation : program::Storage::optimizer;
     const std::size_t base = program.buckets.size();
     const auto table = keys_.find("embedding");
-    if (table != keys_.end() && shares_table(plan_))
+    if (table != keys_.end() && copies_table(plan_))
         buckets_[static_cast<std::size_t>(table->second.bucket)].copy =
             program.pipeline_rank != table_holders(plan_).front();
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
@@ -176,6 +208,10 @@ void ParameterSet::seal(program::Program& program, bool list) {
         const program::Dtype low = low_[i];
         const bool low_weights = program::is_quantized(low);
         const program::Dtype plain = low == program::Dtype::f32 ? low : act;
+        if (b.frozen) {
+            b.weights = b.weight_shard = flat(".weights", plain, program::Storage::parameter, b.elements);
+            continue;
+        }
         if (plan_.reshards() && b.group_size > 1) {
             b.weights = b.weight_shard = flat(".weights", plain, program::Storage::parameter, own);
             b.gradients = b.gradient_shard = flat(".gradients", sums, program::Storage::gradient, own);
@@ -329,10 +365,16 @@ Weight ParameterSet::weight(program::Program& program, const std::string& key, s
         program.tensors.push_back(std::move(t));
         return static_cast<program::TensorId>(program.tensors.size() - 1);
     };
-    const Weight weight{add(b.resharded() ? b.gathered : b.weights, ".weight", b.matrices.empty() ? 1 : 2),
-                        add(b.resharded() ? b.whole_gradients : b.gradients, ".gradient", 1), n, k};
+    const Weight weight{
+        add(b.resharded() ? b.gathered : b.weights, ".weight", b.matrices.empty() ? 1 : 2),
+        b.frozen ? program::no_tensor : add(b.resharded() ? b.whole_gradients : b.gradients, ".gradient", 1), n, k};
     entry.views.emplace(std::pair{n, k}, std::pair{weight.value, weight.gradient});
     return weight;
+}
+
+bool ParameterSet::decays(const std::string& key) const {
+    const auto found = keys_.find(key);
+    return found != keys_.end() ? found->second.decay : shared_with_ != nullptr && shared_with_->decays(key);
 }
 
 std::vector<int> table_holders(const plan::Plan& plan) {
@@ -347,10 +389,12 @@ std::vector<int> table_holders(const plan::Plan& plan) {
     return ranks;
 }
 
-bool shares_table(const plan::Plan& plan) {
+bool copies_table(const plan::Plan& plan) {
     const bool read_again = plan.model->tied_embeddings || !plan.model->mtp.empty();
     return plan::stack_traits(plan).adds_up_shards_of_tied_table && plan.pp > 1 && read_again &&
            table_holders(plan).size() > 1;
 }
+
+bool shares_table(const plan::Plan& plan) { return copies_table(plan) && !plan.lora.on(); }
 
 } // namespace moe::emit

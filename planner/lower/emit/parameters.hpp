@@ -35,6 +35,11 @@ public:
     // quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
     void declare(const std::string& key, std::vector<program::Parameter> parameters, bool quantized, bool decay = true,
                  int copies = 1, std::optional<machine::Precision> precision = {});
+    // As declare(), of matrices beside which Plan::lora may put adapters of a target: A [rank, k] under key + ".lora_a"
+    // and B [n, rank] under key + ".lora_b", named as PEFT names them. With adapters all that declare() is given is
+    // frozen.
+    void declare_adapted(unsigned target, const std::string& key, std::vector<program::Parameter> parameters,
+                         bool quantized, int copies = 1);
     // Declares that the weights that follow belong to decoder layer `layer`, -1 for the ends of the model. Behind a
     // layer, a bucket that has grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP
     // every bucket does.
@@ -45,9 +50,11 @@ public:
     void seal(program::Program& program, bool list = true);
     bool has(const std::string& key) const { return keys_.count(key) > 0 || (shared_with_ && shared_with_->has(key)); }
 
-    // View of a key's parameters as [n, k]; Error (failure) if the sizes disagree, which would be a fault of an
-    // emitter.
+    // View of a key's parameters as [n, k]; frozen ones have no gradient. Error (failure) if the sizes disagree, which
+    // would be a fault of an emitter.
     Weight weight(program::Program& program, const std::string& key, std::int64_t n, std::int64_t k);
+
+    bool decays(const std::string& key) const; // of declare()
 
     // Buckets before tensors exist: what bucket_sizes() reports.
     const std::vector<program::Bucket>& buckets() const { return buckets_; }
@@ -65,7 +72,7 @@ private:
     void add_buffers(program::Program& program);                     // adds buffers of resharded buckets
     void add_matrices(program::Program& program, std::size_t index); // adds matrices of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
-    int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon);
+    int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon, bool frozen);
     void add_muon(program::Program& program, std::size_t index); // what Muon does with a bucket, and works in
     std::int64_t cut_elements(const program::Bucket& bucket) const;
 
@@ -73,7 +80,7 @@ private:
     int chunk_;
     ParameterSet* shared_with_;
     int layer_ = -1;
-    bool sealed_ = false, bf16_ = false;
+    bool sealed_ = false, bf16_ = false, adapters_ = false;
     std::vector<program::Parameter> parameters_;
     std::vector<program::Bucket> buckets_;
     std::vector<bool> sharded_, closed_, muon_;
@@ -89,8 +96,10 @@ program::TensorId add_flat(program::Program& program, std::string name, program:
 // Pipeline ranks that hold a copy of the embedding table, in order: the first stage, that of MTP, and the last where
 // the head is tied to the table. Two or more have to add their gradients to each other's.
 std::vector<int> table_holders(const plan::Plan& plan);
-// True where the table has several holders and the stack is ours, which adds up only the shards of the optimizer; the
-// published ones add up whole gradients (Megatron-LM's embedding group).
+// True where the table has several holders and the stack is ours.
+bool copies_table(const plan::Plan& plan);
+// True where, besides, the table is trained: our stack adds up only the shards of the optimizer; the published ones add
+// up whole gradients (Megatron-LM's embedding group).
 bool shares_table(const plan::Plan& plan);
 
 // True where a BF16 copy of FP32 sums is reduced (StackTraits::reduces_bf16_copy).

@@ -42,7 +42,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
                                            dense(at + "k_proj.weight", k, h, 0, 0.02)};
         if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
         if (gated()) in.push_back(dense(at + "g_proj.weight", a_.head_gate ? heads : heads * a_.v_dim, h, 0, 0.02));
-        set.declare(key_ + ".qkv", std::move(in), true);
+        set.declare_adapted(plan::adapted::attention, key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
             set.declare(key_ + ".qkv_bias",
                         {dense(at + "q_proj.bias", q, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
@@ -61,17 +61,21 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     case model::AttentionKind::mla: {
         const std::int64_t q = heads * a_.qk_dim, nope = a_.qk_dim - a_.rope_dim;
         if (a_.q_lora > 0) {
-            set.declare(key_ + ".q_down", {dense(at + "q_a_proj.weight", a_.q_lora, h, -1, 0.02)}, true);
+            set.declare_adapted(plan::adapted::attention, key_ + ".q_down",
+                                {dense(at + "q_a_proj.weight", a_.q_lora, h, -1, 0.02)}, true);
             Norm::declare(set, model_, key_ + ".q_norm", at + "q_a_layernorm.weight", a_.q_lora);
-            set.declare(key_ + ".q_up", {dense(at + "q_b_proj.weight", q, a_.q_lora, 0, 0.02)}, true);
+            set.declare_adapted(plan::adapted::attention, key_ + ".q_up",
+                                {dense(at + "q_b_proj.weight", q, a_.q_lora, 0, 0.02)}, true);
         } else {
-            set.declare(key_ + ".q_up", {dense(at + "q_proj.weight", q, h, 0, 0.02)}, true);
+            set.declare_adapted(plan::adapted::attention, key_ + ".q_up", {dense(at + "q_proj.weight", q, h, 0, 0.02)},
+                                true);
         }
-        set.declare(key_ + ".kv_down", {dense(at + "kv_a_proj_with_mqa.weight", a_.kv_lora + a_.rope_dim, h, -1, 0.02)},
-                    true);
+        set.declare_adapted(plan::adapted::attention, key_ + ".kv_down",
+                            {dense(at + "kv_a_proj_with_mqa.weight", a_.kv_lora + a_.rope_dim, h, -1, 0.02)}, true);
         Norm::declare(set, model_, key_ + ".kv_norm", at + "kv_a_layernorm.weight", a_.kv_lora);
-        set.declare(key_ + ".kv_up", {dense(at + "kv_b_proj.weight", heads * (nope + a_.v_dim), a_.kv_lora, 0, 0.02)},
-                    !a_.sparse()); // Products head by head stay in BF16.
+        set.declare_adapted(plan::adapted::attention, key_ + ".kv_up",
+                            {dense(at + "kv_b_proj.weight", heads * (nope + a_.v_dim), a_.kv_lora, 0, 0.02)},
+                            !a_.sparse()); // Products head by head stay in BF16.
         if (a_.indexes()) declare_indexer(set);
         break;
     }
@@ -90,7 +94,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     }
     }
     const std::int64_t o = heads * a_.v_dim;
-    set.declare(key_ + ".out", {dense(at + "o_proj.weight", h, o, 1, out_std)}, true);
+    set.declare_adapted(plan::adapted::attention, key_ + ".out", {dense(at + "o_proj.weight", h, o, 1, out_std)}, true);
     if (a_.out_bias) set.declare(key_ + ".out_bias", {dense(at + "o_proj.bias", h, 1, -1, 0.0)}, false, false);
 }
 
@@ -118,7 +122,7 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
         break;
     }
     b.module = program::Module::attn_out;
-    out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
+    emit::bind(b, out_, key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
     // Attention's backward keeps its BF16 output anyway, of which gates make another.
     out_.shared_input = gates_ == program::no_tensor && !delta();
@@ -146,7 +150,7 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         dprojected = post_norm_.backward(b, dprojected);
     }
     b.module = program::Module::attn_out;
-    if (a_.out_bias) {
+    if (a_.out_bias && b.trains(out_bias_)) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::bias_grad, {dprojected}, {out_bias_.gradient});
         b.phase = program::Phase::dgrad;
@@ -182,7 +186,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     // Keys that serve as values become both where they are turned.
     const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
     b.module = program::Module::attn_in;
-    qkv_.weight = b.weight(key_ + ".qkv", projected, model_.hidden);
+    emit::bind(b, qkv_, key_ + ".qkv", projected, model_.hidden);
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
     program::TensorId qkv = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
@@ -276,7 +280,7 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
         b.emit(program::OpKind::clip_grad, {dclipped, clip_in_}, {dqkv}, program::ClipAttr{a_.clip});
     }
     if (a_.whole_qk_norm) dqkv = norm_heads_backward(b, dqkv);
-    if (a_.qkv_bias) {
+    if (a_.qkv_bias && b.trains(qkv_bias_)) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
         b.phase = program::Phase::dgrad;

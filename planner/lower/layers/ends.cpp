@@ -41,6 +41,7 @@ void EmbeddingLayer::backward(emit::Builder& b, program::TensorId ids, program::
     b.phase = program::Phase::wgrad;
     b.module = program::Module::embedding;
     const emit::Weight table = b.weight("embedding", b.plan().padded_vocab() / b.plan().tp, model_.hidden);
+    if (!b.trains(table)) return;
     if (model_.embedding_scale != 1.0) dx = b.scale(dx, model_.embedding_scale, "dembedding_scaled");
     const program::TensorId full = b.gather_tokens(dx, "dembedding");
     program::Op& op = b.emit(program::OpKind::embedding_grad, {ids, full}, {table.gradient});

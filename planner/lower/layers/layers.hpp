@@ -241,6 +241,7 @@ private:
     std::optional<MlpLayer> shared_;
     emit::Linear gate_, latent_down_, latent_up_;
     emit::Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
+    std::optional<emit::Adapter> fc1_adapter_, fc2_adapter_;
     program::TensorId logits_ = program::no_tensor, index_ = program::no_tensor, weight_ = program::no_tensor,
                       row_of_ = program::no_tensor, counts_ = program::no_tensor, all_counts_ = program::no_tensor,
                       places_ = program::no_tensor;

@@ -25,7 +25,7 @@ std::pair<program::TensorId, program::TensorId> AttentionLayer::mla_latents(emit
     b.module = program::Module::attn_in;
     program::TensorId q_in = normed;
     if (a_.q_lora > 0) {
-        q_down_.weight = b.weight(key_ + ".q_down", a_.q_lora, model_.hidden);
+        emit::bind(b, q_down_, key_ + ".q_down", a_.q_lora, model_.hidden);
         q_down_.name = "q_down";
         const program::TensorId down = emit::linear_forward(b, q_down_, normed, b.activation_dtype());
         q_norm_.key = key_ + ".q_norm";
@@ -33,7 +33,7 @@ std::pair<program::TensorId, program::TensorId> AttentionLayer::mla_latents(emit
         q_in = q_norm_.forward(b, down, a_.q_lora, "q_norm");
     }
     const std::int64_t kv_width = a_.kv_lora + a_.rope_dim;
-    kv_down_.weight = b.weight(key_ + ".kv_down", kv_width, model_.hidden);
+    emit::bind(b, kv_down_, key_ + ".kv_down", kv_width, model_.hidden);
     kv_down_.name = "kv_down";
     const program::TensorId kv_down = emit::linear_forward(b, kv_down_, normed, b.activation_dtype());
     kv_down_full_ = b.gather_tokens(kv_down, "kv_down_full");
@@ -45,8 +45,8 @@ std::pair<program::TensorId, program::TensorId> AttentionLayer::mla_latents(emit
 program::TensorId AttentionLayer::mla_queries(emit::Builder& b, program::TensorId q_in) {
     const int tp = b.plan().tp;
     b.module = program::Module::mla_up_proj;
-    q_up_.weight = b.weight(key_ + ".q_up", static_cast<std::int64_t>(a_.heads / tp) * a_.qk_dim,
-                            a_.q_lora > 0 ? a_.q_lora : model_.hidden);
+    emit::bind(b, q_up_, key_ + ".q_up", static_cast<std::int64_t>(a_.heads / tp) * a_.qk_dim,
+               a_.q_lora > 0 ? a_.q_lora : model_.hidden);
     q_up_.name = "q_up";
     q_up_.gather = tp > 1;
     return emit::linear_forward(b, q_up_, q_in, b.activation_dtype());
@@ -56,7 +56,7 @@ program::TensorId AttentionLayer::mla_core(emit::Builder& b, program::TensorId n
     const std::int64_t tokens = b.gathered_tokens(), heads = a_.heads / b.plan().tp, nope = a_.qk_dim - a_.rope_dim;
     const auto [q_in, kv_in] = mla_latents(b, normed);
     const program::TensorId q = mla_queries(b, q_in);
-    kv_up_.weight = b.weight(key_ + ".kv_up", heads * (nope + a_.v_dim), a_.kv_lora);
+    emit::bind(b, kv_up_, key_ + ".kv_up", heads * (nope + a_.v_dim), a_.kv_lora);
     kv_up_.name = "kv_up";
     const program::TensorId kv = emit::linear_forward(b, kv_up_, kv_in, b.activation_dtype());
 
@@ -167,7 +167,7 @@ program::TensorId AttentionLayer::mixer_core(emit::Builder& b, program::TensorId
     const int tp = b.plan().tp;
     const auto [in, out] = mixer_rows();
     b.module = program::Module::attn_in;
-    qkv_.weight = b.weight(key_ + ".qkv", in / tp, model_.hidden);
+    emit::bind(b, qkv_, key_ + ".qkv", in / tp, model_.hidden);
     qkv_.name = "mixer_in";
     qkv_.gather = tp > 1;
     q_ = emit::linear_forward(b, qkv_, normed, b.activation_dtype());

@@ -38,8 +38,9 @@ void MlpLayer::declare(emit::ParameterSet& set) const {
     std::vector<program::Parameter> in, in_bias;
     if (kind_.gated) in.push_back(matrix(at + "gate_proj.weight", plan::Domain::dense, ffn_, h, 0, 0.02));
     in.push_back(matrix(at + "up_proj.weight", plan::Domain::dense, ffn_, h, 0, 0.02));
-    set.declare(key_ + ".in", in, true);
-    set.declare(key_ + ".out", {matrix(at + "down_proj.weight", plan::Domain::dense, h, ffn_, 1, out_std)}, true);
+    set.declare_adapted(plan::adapted::dense, key_ + ".in", in, true);
+    set.declare_adapted(plan::adapted::dense, key_ + ".out",
+                        {matrix(at + "down_proj.weight", plan::Domain::dense, h, ffn_, 1, out_std)}, true);
     if (kind_.mlp_bias && !shared_) {
         if (kind_.gated) in_bias.push_back(matrix(at + "gate_proj.bias", plan::Domain::dense, ffn_, 1, 0, 0.0));
         in_bias.push_back(matrix(at + "up_proj.bias", plan::Domain::dense, ffn_, 1, 0, 0.0));
@@ -67,7 +68,7 @@ program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
         normed = norm_.forward(b, x, model_.hidden, "mlp_norm");
     }
     b.module = module;
-    in_.weight = b.weight(key_ + ".in", width, model_.hidden);
+    emit::bind(b, in_, key_ + ".in", width, model_.hidden);
     in_.name = name + "fc1";
     in_.gather = tp > 1;
     program::TensorId pre = emit::linear_forward(b, in_, normed, b.activation_dtype());
@@ -84,7 +85,7 @@ program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
     const program::TensorId act = emit_activation(b, act_, {pre, program::no_tensor, program::no_tensor}, name + "act",
                                                   static_cast<double>(act_.rows));
     b.module = module;
-    out_.weight = b.weight(key_ + ".out", model_.hidden, local);
+    emit::bind(b, out_, key_ + ".out", model_.hidden, local);
     out_.name = name + "fc2";
     program::TensorId y = emit::linear_forward_scattered(b, out_, act, b.activation_dtype(), name + "fc2_local");
     if (bias) {
@@ -116,6 +117,7 @@ program::TensorId MlpLayer::backward(emit::Builder& b, program::TensorId dy) {
     const std::string name = shared_ ? "shared_" : "mlp_";
     const bool bias = kind_.mlp_bias && !shared_;
     const auto bias_grad = [&](program::TensorId d, const emit::Weight& weight) {
+        if (!b.trains(weight)) return;
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::bias_grad, {d}, {weight.gradient});
         b.phase = program::Phase::dgrad;

@@ -1,4 +1,5 @@
 // The MoE layer: router, routed experts and what joins them; the movement of rows is in dispatch.cpp.
+#include "planner/lower/emit/grouped.hpp"
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/base/error.hpp"
@@ -49,8 +50,8 @@ void MoeLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
     expert(in, mixtral ? "w3.weight" : "up_proj.weight", f, w, 0, 0.02);
     expert(out, mixtral ? "w2.weight" : "down_proj.weight", w, f, 1, out_std);
     const int local_experts = moe_.experts / plan.ep;
-    set.declare(key_ + ".fc1", in, true, true, local_experts);
-    set.declare(key_ + ".fc2", out, true, true, local_experts);
+    set.declare_adapted(plan::adapted::experts, key_ + ".fc1", in, true, local_experts);
+    set.declare_adapted(plan::adapted::experts, key_ + ".fc2", out, true, local_experts);
     if (moe_.expert_bias) {
         if (kind_.gated) expert(in_bias, "gate_proj.bias", f, 1, 0, 0.0);
         expert(in_bias, "up_proj.bias", f, 1, 0, 0.0);
@@ -136,7 +137,7 @@ program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
     b.emit(program::OpKind::router_grad, {din.probs, logits_, index_}, {dlogits},
            program::RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
     const program::TensorId dbalanced = balance_backward(b, dlogits);
-    if (moe_.router.linear_bias) {
+    if (moe_.router.linear_bias && b.trains(gate_bias_)) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
         b.phase = program::Phase::dgrad;
@@ -188,16 +189,6 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
 
 namespace {
 
-// One grouped GEMM; `operand` and `other` may be quantized copies.
-void grouped(emit::Builder& b, program::GroupedMode mode, program::TensorId operand, program::TensorId other,
-             program::TensorId counts, program::TensorId out, program::GroupedGemmAttr attr) {
-    attr.mode = mode;
-    attr.accumulate = b.at(out).storage == program::Storage::gradient; // FSDP's are new in every backward
-    const double rows = b.expected_rows(operand);
-    program::Op& op = b.emit(program::OpKind::grouped_gemm, {operand, other, counts}, {out}, attr);
-    op.flops = 2.0 * rows * static_cast<double>(attr.n) * static_cast<double>(attr.k);
-}
-
 // Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing.
 emit::Quantized copies(emit::Builder& b, program::TensorId x, program::TensorId low, const std::string& name,
                        program::TensorId counts) {
@@ -221,6 +212,8 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     b.module = program::Module::experts;
     fc1_ = b.weight(key_ + ".fc1", local_experts * inner, width());
     fc2_ = b.weight(key_ + ".fc2", local_experts * width(), f);
+    fc1_adapter_ = emit::adapter_of(b, key_ + ".fc1", local_experts * inner, width(), local_experts);
+    fc2_adapter_ = emit::adapter_of(b, key_ + ".fc2", local_experts * width(), f, local_experts);
     probs_ = rows.probs;
     if (moe_.probs_on_input) { // Llama 4 weighs what experts read.
         unweighed_ = rows.rows;
@@ -231,8 +224,9 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     const emit::Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
     in_saved_ = kept(b, in);
     program::TensorId h = b.activation("expert_fc1", cap, inner, expected);
-    grouped(b, program::GroupedMode::forward, in.row, fc1_.value, counts_, h,
-            {program::GroupedMode::forward, local_experts, inner, width(), cap});
+    emit::grouped(b, program::GroupedMode::forward, in.row, fc1_.value, counts_, h,
+                  {program::GroupedMode::forward, local_experts, inner, width(), cap});
+    h = emit::with_adapter(b, fc1_adapter_, local_experts, in_saved_, counts_, h, "expert_fc1");
     if (moe_.expert_bias) {
         fc1_bias_ = b.weight(key_ + ".fc1_bias", local_experts, inner);
         const program::TensorId biased = b.activation("expert_fc1_bias", cap, inner, expected);
@@ -250,8 +244,9 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     act_saved_ = mid.column;
     b.module = program::Module::experts;
     program::TensorId y = b.activation("expert_fc2", cap, width(), expected);
-    grouped(b, program::GroupedMode::forward, mid.row, fc2_.value, counts_, y,
-            {program::GroupedMode::forward, local_experts, width(), f, cap});
+    emit::grouped(b, program::GroupedMode::forward, mid.row, fc2_.value, counts_, y,
+                  {program::GroupedMode::forward, local_experts, width(), f, cap});
+    y = emit::with_adapter(b, fc2_adapter_, local_experts, act_saved_, counts_, y, "expert_fc2");
     if (moe_.expert_bias) {
         fc2_bias_ = b.weight(key_ + ".fc2_bias", local_experts, width());
         const program::TensorId biased = b.activation("expert_fc2_bias", cap, width(), expected);
@@ -299,19 +294,21 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
         dprobs_bias = b.tensor("dprobs_bias", program::Dtype::f32, cap, 1, expected);
         b.emit(program::OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_},
                {fc2_bias_.gradient, dprobs_bias}, share);
-    } else if (moe_.expert_bias) {
+    } else if (moe_.expert_bias && b.trains(fc2_bias_)) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
     }
     b.phase = program::Phase::dgrad;
     const emit::Quantized dout = copies(b, dy, rows.low, "expert_dout", counts_);
-    const program::TensorId dact = b.activation("expert_dact", cap, f, expected);
+    program::TensorId dact = b.activation("expert_dact", cap, f, expected);
     const program::GroupedGemmAttr fc2{program::GroupedMode::dgrad, local_experts, width(), f, cap};
     const program::GroupedGemmAttr fc1{program::GroupedMode::dgrad, local_experts, inner, width(), cap};
-    grouped(b, program::GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
+    emit::grouped(b, program::GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
+    dact = emit::adapter_backward(b, fc2_adapter_, local_experts, dy, act_saved_, counts_, dact, "expert_fc2");
     const auto fc2_wgrad = [&](program::TensorId act) {
+        if (!b.trains(fc2_)) return;
         b.phase = program::Phase::wgrad;
-        grouped(b, program::GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
+        emit::grouped(b, program::GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
         b.phase = program::Phase::dgrad;
     };
     if (!b.by_rows()) fc2_wgrad(act_saved_);
@@ -329,17 +326,19 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     b.module = program::Module::experts;
     if (b.by_rows()) fc2_wgrad(act);
     if (dprobs_bias != program::no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
-    if (moe_.expert_bias) {
+    if (moe_.expert_bias && b.trains(fc1_bias_)) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient},
                program::GroupedBiasAttr{});
         b.phase = program::Phase::dgrad;
     }
     const emit::Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
-    const program::TensorId drows = b.activation("expert_din", cap, width(), expected);
-    grouped(b, program::GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
+    program::TensorId drows = b.activation("expert_din", cap, width(), expected);
+    emit::grouped(b, program::GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
+    drows = emit::adapter_backward(b, fc1_adapter_, local_experts, dh, in_saved_, counts_, drows, "expert_fc1");
     b.phase = program::Phase::wgrad;
-    grouped(b, program::GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
+    if (b.trains(fc1_))
+        emit::grouped(b, program::GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
     b.phase = program::Phase::dgrad;
     if (!moe_.probs_on_input) return {drows, dprobs};
     const program::TensorId din = b.activation("expert_din_scaled", cap, width(), expected);

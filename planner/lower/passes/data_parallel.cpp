@@ -133,7 +133,7 @@ program::Template with_gradient_reduction(program::Program& program, const plan:
     const auto reduce = [&](auto&& complete) {
         for (const program::Bucket& bucket : program.buckets) {
             const BucketSize size = size_of(program, bucket);
-            const bool reduced = has_work(plan, size, StepWork::reduce), copied = bucket.replicas.axes != 0;
+            const bool reduced = has_work(plan, size, StepWork::reduce), copied = bucket.sums_copies();
             if (bucket.chunk != backward.chunk || (!reduced && !copied)) continue;
             if (!complete(last_writer.find(bucket.gradients))) continue;
             if (reduced) add_reduction(program, plan, bucket, result.ops);
@@ -157,6 +157,7 @@ program::Template begin_template(program::Program& program, const plan::Plan& pl
     each_begin_op(program.buckets.size(), early_zero, [&](std::size_t i, StepWork work) {
         const program::Bucket& b = program.buckets[i];
         if (work != StepWork::zero) return add_gathers(program, plan, b, work, begin.ops);
+        if (b.frozen) return;
         for (const auto& [from, to] : first.unset(b)) {
             const StepOp sized = zero_op(plan, size_of(program, b), static_cast<double>(to - from));
             begin.ops.push_back(make(sized, {}, {part_of_gradients(program, b, from, to)}));
@@ -270,7 +271,7 @@ program::Template finish_template(const program::Program& program, const plan::P
         each_op_before_norm(buckets.size(), [&](std::size_t i, StepWork work) {
             const program::Bucket& b = buckets[i];
             const BucketSize size = size_of(program, b);
-            if (!has_work(plan, size, work) || (b.replicas.axes != 0) != copied) return;
+            if (!has_work(plan, size, work) || b.sums_copies() != copied) return;
             // The copies of all buckets are there before the first one steps.
             finish.ops.push_back(make(step_op(plan, size, work), {b.gradient_shard}, {io.gradient_norm, b.copies}));
         });

@@ -79,6 +79,7 @@ BucketSize size_of(const program::Program& program, const program::Bucket& b) {
             b.quantizable,
             b.resharded(),
             b.copy,
+            b.frozen,
             b.muon.attr,
             b.muon.parts,
             b.muon.window,
@@ -94,11 +95,17 @@ double weight_bytes(const BucketSize& b) {
         program::bytes_of(b.weight_dtype, program::is_quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
 }
 
+double gradient_bytes(const plan::Plan& plan, const BucketSize& b) {
+    return b.frozen ? 0.0 : gradient_bytes(plan) * static_cast<double>(b.elements);
+}
+
 double optimizer_bytes(const plan::Plan& plan, const BucketSize& b) {
+    if (b.frozen) return 0.0;
     return (4.0 + moment_bytes(plan, b)) * static_cast<double>(b.elements) / b.group_size;
 }
 
 bool has_work(const plan::Plan& plan, const BucketSize& b, StepWork work) {
+    if (b.frozen) return false;
     switch (work) {
     case StepWork::round:
         return b.group_size > 1 && b.matrices > 0 && !b.resharded;

@@ -20,6 +20,7 @@ struct BucketSize {
     bool quantizable = false;                           // see Bucket
     bool resharded = false;                             // FSDP: the templates of the chunk gather and reduce it
     bool copy = false;                                  // see Bucket
+    bool frozen = false;                                // see Bucket
     // Muon: what Newton-Schulz multiplies; Bucket::Muon's parts, window and bytes that it works in.
     program::MuonAttr muon{};
     int parts = 1;
@@ -34,7 +35,9 @@ BucketSize size_of(const program::Program& program, const program::Bucket& bucke
 double gradient_bytes(const plan::Plan& plan); // bytes of one element of emit::gradient_dtype()
 // A bucket as products read it: quantized weights are kept row-wise and column-wise.
 double weight_bytes(const BucketSize& bucket);
-// Master weights and moments of this rank's shard; Muon has one moment.
+// The gradients of a bucket before they are reduced; frozen weights have none.
+double gradient_bytes(const plan::Plan& plan, const BucketSize& bucket);
+// Master weights and moments of this rank's shard; Muon has one moment, frozen weights have nothing.
 double optimizer_bytes(const plan::Plan& plan, const BucketSize& bucket);
 
 enum class StepWork : std::uint8_t {

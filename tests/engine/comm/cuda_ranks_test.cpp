@@ -47,6 +47,12 @@ TEST_CASE("cuda ranks 2: Muon over shards, and over slices of tensor parallelism
     check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}, {"optimizer", "muon"}});
 }
 
+TEST_CASE("cuda ranks 2: low-rank adapters beside frozen weights") {
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"lora", "8"}});
+    check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}, {"lora", "8:8"}});
+    check_ranks(2, "llama", {{"pp", "2"}, {"lora", "8:16:attention"}});
+}
+
 TEST_CASE("cuda ranks 2: tensor parallel with sequence parallelism") {
     check_ranks(2, "llama", {{"tp", "2"}});
     check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}});

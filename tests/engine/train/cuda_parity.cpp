@@ -3,6 +3,7 @@
 
 #include "engine/backends/backends.hpp"
 #include "engine/ops/backend.hpp"
+#include "engine/train/merge_adapters.hpp"
 #include "planner/model/model.hpp"
 #include "tests/engine/comm/kept_communicators.hpp"
 
@@ -61,7 +62,8 @@ CudaResult train_on(const plan::Plan& plan, const std::string& backend, int step
         result.losses.push_back(r.loss);
         result.norms.push_back(r.grad_norm);
         if (step > 0) continue;
-        for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
+        for (const auto& [name, shape] : trainer.parameters())
+            if (!plan.lora.on() || train::is_adapter(name)) result.gradients[name] = trainer.read_gradient(name);
     }
     for (const auto& [name, shape] : trainer.parameters()) result.weights[name] = trainer.read_weight(name);
     result.seconds = std::chrono::duration<double>(Clock::now() - start).count();

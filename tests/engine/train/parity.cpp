@@ -1,6 +1,7 @@
 // Runs three steps and compares tensor by tensor.
 #include "tests/engine/train/parity.hpp"
 
+#include "engine/train/merge_adapters.hpp"
 #include "planner/model/model.hpp"
 
 #include <doctest/doctest.h>
@@ -57,7 +58,8 @@ Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backe
         result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);
         if (step > 0) continue;
         result.grad_norm = r.grad_norm;
-        for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
+        for (const auto& [name, shape] : trainer.parameters())
+            if (!plan.lora.on() || train::is_adapter(name)) result.gradients[name] = trainer.read_gradient(name);
     }
     for (const auto& [name, shape] : trainer.parameters()) result.weights[name] = trainer.read_weight(name);
     result.routed = trainer.routed_tokens();

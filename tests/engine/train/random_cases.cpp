@@ -31,6 +31,8 @@ public:
     T of(std::initializer_list<T> list) {
         return list.begin()[below(static_cast<int>(list.size()))];
     }
+    // Dice for what is drawn beside the rest, which they leave as it was.
+    Dice aside() const { return Dice(~state_); }
     int divisor(int n) {
         std::vector<int> all;
         for (int d = 1; d <= n; ++d)
@@ -45,8 +47,8 @@ private:
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
 // The fields of what is trained, which the one-rank plan has as well.
-constexpr std::array trained_fields{"optimizer", "precision",   "balance", "load_balancing",
-                                    "aux_loss",  "bias_update", "z_loss",  "documents"};
+constexpr std::array trained_fields{"optimizer", "precision", "balance", "load_balancing", "aux_loss", "bias_update",
+                                    "z_loss",    "documents", "lora"};
 
 void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) {
@@ -89,6 +91,9 @@ void draw_model(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) c.config.emplace_back("tie_word_embeddings", "true");
     if (dice.one_in(2)) c.config.emplace_back("vocab_size", dice.of({"17", "64", "83"}));
     if (dice.one_in(3)) c.plan.emplace_back("documents", "mask");
+    Dice adapters = dice.aside();
+    if (adapters.one_in(5))
+        c.plan.emplace_back("lora", adapters.of({"4", "3:6:attention", "2:1:dense+experts", "8:8:attention+dense"}));
     if (c.model == "laguna" || c.model == "afmoe")
         c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"sliding_attention\"", "\"full_attention\""}));
     if (c.model == "qwen3next" || c.model == "qwen3.5") {

@@ -68,6 +68,7 @@ std::vector<plan::Plan> step_plans() {
     add("moe-plan", {{"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}});
     add("moe-plan", {{"capacity", "1.5"}});
     add("moe-plan", {{"optimizer", "muon"}});
+    add("moe-plan", {{"lora", "16:32:attention"}});
     add("bridge-26.08", {{"gradients", "bf16"}, {"precision", "fp8-tensor"}});
     add("bridge-26.08", {{"fsdp", "on"}});
     plan::Plan alone = first; // a group of one rank quantizes its masters

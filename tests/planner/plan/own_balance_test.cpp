@@ -72,6 +72,9 @@ TEST_CASE("what a plan or its model chooses stays") {
     plan::Plan offloaded = plan_for("DeepSeek-V3");
     plan::set_field(offloaded, "offload", "optimizer");
     CHECK(plan::own_balance(offloaded, "here").router.bias_update == 0.0);
+    plan::Plan adapted = plan_for("DeepSeek-V3");
+    plan::set_field(adapted, "lora", "16");
+    CHECK(plan::own_balance(adapted, "here").router.bias_update == 0.0);
 }
 
 TEST_CASE("a coefficient that is no number is refused by its field") {

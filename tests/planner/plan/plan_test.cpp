@@ -147,6 +147,8 @@ TEST_CASE("plan.json carries the whole plan and gives the same text again") {
     plan.optimizer.bf16_moments = true;
     plan.capacity = 1.25;
     plan.ep_overlap = true;
+    plan.lora = moe::plan::lora_from_string("16:8.5:experts");
+    plan.precision = moe::machine::Precision::bf16;
     const std::string text = moe::plan::plan_to_json(plan);
     const moe::plan::Plan again = moe::plan::plan_from_json(text, "p.json");
     CHECK(moe::plan::plan_to_json(again) == text);
@@ -158,6 +160,7 @@ TEST_CASE("plan.json carries the whole plan and gives the same text again") {
     CHECK(again.capacity == 1.25);
     CHECK(again.ep_overlap);
     CHECK(again.optimizer.bf16_moments);
+    CHECK(again.lora == moe::plan::Lora{16, 8.5, moe::plan::adapted::experts});
     CHECK(again.cuda_graph == moe::plan::CudaGraph::full);
     CHECK(again.layout == plan.layout);
 }
@@ -242,6 +245,10 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK(plan.cuda_graph == (moe::plan::CudaGraph::attn | moe::plan::CudaGraph::moe_router));
     CHECK(plan.cp_comm == moe::plan::ContextComm::alltoall);
     CHECK((plan.tp_overlap && plan.delay_wgrad));
+    set("lora", "16");
+    CHECK(plan.lora == moe::plan::Lora{16, 32.0, moe::plan::adapted::all});
+    set("lora", "none");
+    CHECK_FALSE(plan.lora.on());
     set("paged_stash", "on"), set("memory_efficient_permutation", "off");
     CHECK((plan.paged_stash && !plan.memory_efficient_permutation));
     set("attention_precision", "fp8-tensor"), set("head_precision", "mxfp8"), set("expert_precision", "nvfp4");

@@ -53,6 +53,35 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
     MESSAGE("worst step time: ", 100.0 * worst, " %");
 }
 
+TEST_CASE("fast and event-driven agree on random plans with adapters: time within 3 %, memory within 1 %") {
+    const std::uint64_t seed = seed_of_run();
+    MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
+    std::size_t adapted = 0;
+    double worst = 0.0;
+    for (const RandomPlan& drawn : random_plans(seed + 1, draws(200))) {
+        if (!drawn.stack.executable) continue;
+        moe::plan::Plan plan = drawn.plan;
+        plan.precision = moe::machine::Precision::bf16;
+        plan.optimizer.muon = false;
+        plan.lora = {};
+        const moe::plan::Plan without = plan;
+        plan.lora = moe::plan::lora_from_string(adapted % 2 == 0 ? "16" : "32:32:attention");
+        if (moe::plan::check_plan(plan) || moe::stack::check_stack(plan, drawn.stack)) continue;
+        ++adapted;
+        CAPTURE(seed);
+        CAPTURE(drawn.text);
+        moe::pricing::FastEstimator estimator(plan.hardware, drawn.stack);
+        const moe::search::Estimate full = moe::replay::simulate(plan, drawn.stack, false).estimate,
+                                    fast = estimator.estimate(plan);
+        worst = std::max(worst, std::abs(fast.step_seconds / full.step_seconds - 1.0));
+        CHECK(std::abs(fast.step_seconds / full.step_seconds - 1.0) < 0.03);
+        CHECK(std::abs(fast.memory_bytes / full.memory_bytes - 1.0) < 0.01);
+        CHECK(moe::plan::flops_per_token(plan) < moe::plan::flops_per_token(without));
+    }
+    MESSAGE(adapted, " plans, worst step time: ", 100.0 * worst, " %");
+    CHECK(adapted > 0);
+}
+
 TEST_CASE("fast and event-driven agree where the host catches up only after some micro-batches") {
     // Weights take 4 s to be gathered, in which the host issues three micro-batches of 1.4 s; devices need 0.4 s for
     // each.

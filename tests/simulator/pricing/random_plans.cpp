@@ -127,6 +127,9 @@ bool draw(Random& random, RandomPlan& out) {
         if (p.fsdp && p.dp % 2 == 0 && whole && aside.next() % 2 == 0) p.fsdp_replicas = 2;
         if (aside.next() % 4 == 0) p.gradients = moe::machine::Precision::bf16;
     }
+    if (out.stack.executable && p.precision <= moe::machine::Precision::bf16 && !p.optimizer.muon && !p.fsdp &&
+        aside.next() % 3 == 0)
+        p.lora = moe::plan::lora_from_string(aside.next() % 2 == 0 ? "16" : "8:8:attention+experts");
     if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan::plan_to_json(p);

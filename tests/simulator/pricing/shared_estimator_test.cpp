@@ -43,6 +43,7 @@ const std::map<std::string, Values>& field_values() {
         {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
         {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
         {"optimizer", {"adamw", "adamw+bf16_moments", "muon"}},
+        {"lora", {"none", "16", "8", "16:8:attention", "16:32:experts"}},
         {"fsdp", {"off", "on"}},
         {"dispatcher", {"alltoall", "allgather", "deepep", "hybridep"}},
         {"cp_comm", {"ring", "alltoall"}},
@@ -207,6 +208,11 @@ std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack:
             if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
             if (field == "load_balancing") plan.router.aux_loss = 0.01;
             if (field == "paged_stash") plan.capacity = 1.5;
+            if (field == "lora") {
+                plan.precision = moe::machine::Precision::bf16;
+                plan.attention_precision = plan.expert_precision = plan.head_precision = std::nullopt;
+                plan.optimizer.muon = false;
+            }
             keep(plan, field, value);
         } catch (const moe::Error&) { // layers of another model
         }

@@ -255,6 +255,12 @@ TEST_CASE("execute: data and options") {
     check_line(folder.run(execute + "--data text --aux-loss -1"), 2, "aux_loss");
     check_line(folder.run(execute + "--data text --balance even"), 2, "balance");
     check_line(folder.run(execute + "--data text --optimizer lion"), 2, "optimizer 'lion' is unknown");
+    check_line(folder.run(execute + "--data text --lora-alpha 4"), 2, "--lora-alpha: needs --lora RANK");
+    check_line(folder.run(execute + "--data text --lora 4 --lora-alpha x"), 2, "--lora-alpha x: not a number");
+    check_line(folder.run(execute + "--data text --lora 4 --lora-targets attention,mlp"), 2,
+               "lora target 'mlp' is unknown");
+    check_line(folder.run(execute + "--data text --rampup-batch-size 8"), 2,
+               "--rampup-batch-size 8: must be START,INCREMENT,SAMPLES");
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
     check_line(folder.run(execute + "--data text --log-interval 0"), 2, "--log-interval 0");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");

@@ -431,6 +431,9 @@ class Plan(Document):
     optimizer: Literal["adamw", "adamw+bf16_moments", "muon"] | None = None
     """AdamW with FP32 or BF16 moments, or Muon for the matrices of layers"""
 
+    lora: str | None = None
+    """RANK:ALPHA:TARGETS of low-rank adapters, beside which every weight is frozen"""
+
     fsdp: bool | None = None
     """Weights, gradients and states sharded over data parallelism"""
 
