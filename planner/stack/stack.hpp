@@ -21,6 +21,7 @@ namespace moe::stack {
 struct LinkShares {
     double nvlink = 1.0, nic = 1.0;
     double start = 0.0; // seconds of a dispatch or combine before and behind its rows: metadata, barriers
+    double row = 0.0;   // seconds of one multiprocessor for each row that it sends over NVLink, beside its bytes
 };
 
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
@@ -36,6 +37,7 @@ struct StackCosts {
     double launch_seconds = 5e-6;                 // host time to launch one op without CUDA graphs
     double graph_launch_seconds = 0.5e-6;         // host time per op inside a CUDA graph
     std::map<std::string, LinkShares> dispatcher; // shares by the dispatcher's name
+    double exchange_sms = 32.0;                   // multiprocessors that a dispatcher sends rows over NVLink with
     double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host

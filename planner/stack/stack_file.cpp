@@ -46,6 +46,7 @@ void read_dispatchers(Reader& costs, StackCosts& c) {
             shares.nvlink = one.checked(one.at("nvlink"), "nvlink", 0.01, 1.5);
             shares.nic = one.checked(one.at("nic"), "nic", 0.01, 1.5);
             shares.start = one.number("start", 0.0, 0.0, 1.0);
+            shares.row = one.number("row", 0.0, 0.0, 1e-3);
             one.finish();
         } else {
             shares.nvlink = shares.nic = costs.checked(item.value(), "dispatcher." + item.key(), 0.01, 1.5);
@@ -100,6 +101,7 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.host_software = costs.number("host_software", c.host_software, 0.1, 10.0);
     c.launch_seconds *= c.host_machine * c.host_software;
     c.expert_launch_seconds *= c.host_machine * c.host_software;
+    c.exchange_sms = costs.number("exchange_sms", c.exchange_sms, 1.0, 1000.0);
     read_dispatchers(costs, c);
     costs.finish();
     // A figure without its evidence cannot be checked by anybody: every cost names where it comes from.

@@ -216,7 +216,13 @@ double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAtt
     if (moe == nullptr) fail("op {}: no layer kind has {} experts", program::to_string(op.kind), rows.experts);
     const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
     const double beside = plan_.dispatcher == plan::Dispatcher::hybridep ? weights_beside(op, rows, group) : 0.0;
-    return token_exchange_seconds(group, found->second, copy * (1.0 + beside), *moe);
+    stack::LinkShares shares = found->second;
+    if (rows.cols > 1 && shares.row > 0.0) { // the multiprocessors that send take so long for a row, however narrow
+        const double per_byte = shares.row / stack_.costs.exchange_sms /
+                                static_cast<double>(program::bytes_of(program::Dtype::bf16, rows.cols));
+        shares.nvlink /= 1.0 + shares.nvlink * group.nvlink.bandwidth * per_byte;
+    }
+    return token_exchange_seconds(group, shares, copy * (1.0 + beside), *moe);
 }
 
 double CostModel::communication_seconds(const program::Op& op, GroupLinks group) const {

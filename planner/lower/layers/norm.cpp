@@ -65,9 +65,11 @@ program::TensorId Norm::backward(emit::Builder& b, program::TensorId dy, program
     program::NormAttr attr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps};
     attr.centred = b.model().layer_norm;
     program::Op& op = b.emit(program::OpKind::rmsnorm_grad, {dy, x, w.value, rstd, dresidual}, out, attr);
-    // Hyper-connections: gradients and values of all streams are read and gradients written, twice a layer.
+    // Hyper-connections, twice a layer (Megatron-LM, hyper_connection.py). For n streams these read and write, in rows
+    // of the hidden width: the gradient of the mix 3n + 2, of the sum that the layer reads 2n + 1, of the maps 3n, and
+    // what adds up the three gradients of the streams 4n. Of these the norm's own op has counted one.
     if (dresidual != program::no_tensor && b.model().residual_streams > 1)
-        op.bytes += (6.0 * b.model().residual_streams - 2.0) * shape.expected_bytes();
+        op.bytes += (12.0 * b.model().residual_streams + 2.0) * shape.expected_bytes();
     return dx;
 }
 

@@ -134,6 +134,7 @@ TEST_CASE("HybridEP sends a routing weight for every expert of the domain beside
         priced.plan.ep = ranks, priced.plan.edp = 1;
         const moe::model::Moe& moe = *priced.plan.model->kinds.back().moe;
         REQUIRE(moe.experts == 128);
+        priced.stack.costs.dispatcher.at("hybridep").row = 0.0; // see below
         const auto exchange = [&](moe::plan::Dispatcher dispatcher, double bytes_of_token) {
             const moe::stack::LinkShares& shares = priced.stack.costs.dispatcher.at(moe::plan::to_string(dispatcher));
             const moe::cost::GroupLinks links =
@@ -165,4 +166,36 @@ TEST_CASE("HybridEP sends a routing weight for every expert of the domain beside
     };
     check("gb200-nvl72", 16, 128.0); // all experts within one domain
     check("h100", 16, 64.0);         // 8 of 16 ranks in each node
+}
+
+// Megatron Core sends with 16 multiprocessors where nothing is said (transformer_config.py: moe_hybridep_num_sms),
+// Megatron-Bridge's performance recipes with 32.
+TEST_CASE("HybridEP pays for each row that it sends over NVLink, twice as much with half the multiprocessors") {
+    static constexpr double tokens = 4096.0, seconds_per_row = 4e-8;
+    const auto check = [](const char* stack, double multiprocessors) {
+        CAPTURE(stack);
+        Priced priced(stack, moe::machine::load_hardware("gb200-nvl72"), 16);
+        priced.plan.ep = 16, priced.plan.edp = 1;
+        priced.plan.dispatcher = moe::plan::Dispatcher::hybridep;
+        const moe::model::Moe& moe = *priced.plan.model->kinds.back().moe;
+        const auto seconds = [&](std::int64_t cols, double row) {
+            priced.stack.costs.dispatcher.at("hybridep").row = row;
+            moe::program::Op op;
+            op.kind = OpKind::all_to_all_rows;
+            op.phase = moe::program::Phase::forward;
+            op.stream = moe::program::Stream::expert;
+            op.group = {moe::plan::Domain::expert, moe::plan::axis::expert};
+            op.attr = moe::program::RowsAttr{cols, 0, moe.experts, 16, 1, true};
+            op.bytes = tokens * moe.top_k * 2.0 * static_cast<double>(cols);
+            return priced(op, {}).device;
+        };
+        const double rows =
+            tokens * moe::cost::distinct_destinations(moe.experts, moe.top_k, 16, moe.router) * 15.0 / 16.0;
+        for (const std::int64_t cols : {2048, 7168}) // as much for narrow rows as for wide ones
+            CHECK(seconds(cols, seconds_per_row) - seconds(cols, 0.0) ==
+                  nearly(rows * seconds_per_row / multiprocessors));
+        CHECK(seconds(1, seconds_per_row) == nearly(seconds(1, 0.0))); // weights, which go with the rows
+    };
+    check("bridge-26.08", 32.0);
+    check("mlm-moe-recipes", 16.0);
 }

@@ -326,9 +326,10 @@ TEST_CASE("rows that cannot be planned say why") {
 TEST_CASE("precisions by their published names") {
     using moe::machine::Precision;
     CHECK(moe::published::recipe_precision("BF16") == Precision::bf16);
-    for (const char* name : {"FP8", "FP8-delayed", "FP8-tensor(current)", "FP8-rowwise", "fp8-tensor"})
+    for (const char* name : {"FP8", "FP8-delayed", "FP8-tensor(current)", "fp8-tensor"})
         CHECK(moe::published::recipe_precision(name) == Precision::fp8_tensor);
-    CHECK(moe::published::recipe_precision("FP8-blockwise") == Precision::fp8_blockwise);
+    for (const char* name : {"FP8-blockwise", "FP8-rowwise"})
+        CHECK(moe::published::recipe_precision(name) == Precision::fp8_blockwise);
     CHECK(moe::published::recipe_precision("MXFP8") == Precision::mxfp8);
     CHECK(moe::published::recipe_precision("NVFP4") == Precision::nvfp4);
     CHECK_THROWS_AS(moe::published::recipe_precision(""), moe::Error);
