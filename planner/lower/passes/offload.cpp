@@ -52,6 +52,7 @@ public:
             for (std::size_t i = 0; i < 3; ++i) visit(op.in[i], plan::offload::core_attn);
             return;
         case program::OpKind::delta_rule:
+        case program::OpKind::ssd:
             visit(op.in[0], plan::offload::core_attn);
             return;
         case program::OpKind::grouped_gemm:
