@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace moe {
 
@@ -145,34 +146,50 @@ struct AttentionShape {
     std::int64_t chunk = 0; // attention_cached alone: a query sees keys of its own run of so many positions, 0: of all
 };
 
-// A gated delta net (Yang et al., arXiv:2412.06464) over rows position * batch + sequence. A row p of its projection is
-// q | k | v | z | b | a: key_heads queries and keys of key_dim, value_heads values and gates of value_dim, and of every
-// value head the logits of its two gates. q, k and v pass a causal convolution over `kernel` rows of a sequence and
-// SiLU, and are what a row c holds. Per value head, with the key head of its place, unit queries over sqrt(key_dim),
-// unit keys (eps 1e-6 inside the root), g = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b):
+// A layer that passes a state along its sequences, over rows position * batch + sequence. A row p of its projection is
+// q | k | v | z | gates: key_heads queries and keys of key_dim, value_heads values and gates of the output of
+// value_dim. q, k and v pass a causal convolution over `kernel` rows of a sequence and SiLU, and are what a row c
+// holds.
+//
+// delta: a gated delta net (Yang et al., arXiv:2412.06464). Gates are b | a, of every value head the logits of two. Per
+// value head, with the key head of its place, unit queries over sqrt(key_dim), unit keys (eps 1e-6 inside the root),
+// g = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b):
 //   S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  o = S^T q
-// in chunks of delta_chunk positions. Weights are of `parts` times the heads, of which these are the part `part`.
+// ssd: Mamba-2's state space duality (Dao and Gu, arXiv:2405.21060), where q, k and v are called C, B and x and the key
+// heads are groups. Gates are dt, of every head the width of its step: dt <- softplus(dt + dt_bias), cut to [step_min,
+// step_max]. With g = -exp(a_log) dt and a factor `skip` of each head:
+//   S <- exp(g) S + k (dt v)^T;  o = S^T q + skip v
+// Both in chunks of state_chunk positions. Weights are of `parts` times the heads, of which these are the part `part`.
 // document_start, where given: state and convolution begin anew where the row's document does.
-inline constexpr std::int64_t delta_chunk = 64;
-struct DeltaShape {
+inline constexpr std::int64_t state_chunk = 64;
+enum class StateRule : std::uint8_t { delta, ssd };
+struct StateShape {
     std::int64_t rows = 0, batch = 1;
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, kernel = 0;
     double eps = 1e-6; // of the norm of o
     int part = 0, parts = 1;
     const std::int32_t* document_start = nullptr; // [rows]
+    StateRule rule = StateRule::delta;
+    float step_min = 0.0f, step_max = std::numeric_limits<float>::infinity();
     std::int64_t keys() const { return std::int64_t{key_heads} * key_dim; }
     std::int64_t values() const { return std::int64_t{value_heads} * value_dim; }
     std::int64_t convolved() const { return 2 * keys() + values(); } // columns of c, and where z begins in p
-    std::int64_t gates() const { return convolved() + values(); }    // where b begins in p, and a value_heads behind
-    std::int64_t projected() const { return gates() + 2 * value_heads; }
+    std::int64_t gates() const { return convolved() + values(); }    // where the gates begin in p
+    std::int64_t gate_columns() const { return (rule == StateRule::ssd ? 1 : 2) * value_heads; }
+    std::int64_t projected() const { return gates() + gate_columns(); }
     std::int64_t seq() const { return rows / batch; }
-    std::int64_t chunks() const { return (seq() + delta_chunk - 1) / delta_chunk; }
-    // Floats of the memory that a call may use: of every chunk and value head two systems of the chunk's rows and keys
-    // and values for each; the gradients' has both states, too.
+    std::int64_t chunks() const { return (seq() + state_chunk - 1) / state_chunk; }
+    // Columns that the gated norm takes together: a head's, or those of a group's heads.
+    std::int64_t norm_columns() const { return rule == StateRule::ssd ? values() / key_heads : value_dim; }
+    // Floats of the memory that a call may use. delta: of every chunk and value head two systems of the chunk's rows
+    // and keys and values for each; the gradients' has both states, too. ssd: the state before each chunk and its
+    // decay; the gradients' has the gradient of the state behind it, sums, and a group's queries and keys.
     std::int64_t work(bool grad) const {
-        const std::int64_t k = key_dim, v = value_dim;
-        const std::int64_t each = 2 * delta_chunk + (grad ? 3 * k + 2 * v : k + v);
-        return batch * value_heads * chunks() * (delta_chunk * each + (grad ? 2 * k * v : 0));
+        const std::int64_t k = key_dim, v = value_dim, heads = batch * chunks() * value_heads;
+        if (rule == StateRule::ssd)
+            return heads * ((grad ? 2 : 1) * k * v + 4) + (grad ? batch * chunks() * 2 * state_chunk * keys() : 0);
+        const std::int64_t each = 2 * state_chunk + (grad ? 3 * k + 2 * v : k + v);
+        return heads * (state_chunk * each + (grad ? 2 * k * v : 0));
     }
 };
 

@@ -102,25 +102,34 @@ struct Kernels {
     void (*attention_grad)(const AttentionShape& shape, Src dout, Src q, Src k, Src v, Src o, const float* lse,
                            Src sinks, Dst dq, Dst dk, Dst dv, float* dsinks, void* stream);
 
-    // A gated delta net, see DeltaShape. c[rows, convolved] = silu(convolution of p's first columns with w[convolved,
-    // kernel], whose last column is of the row itself).
-    void (*short_conv)(const DeltaShape& shape, Src p, Src w, Dst c, void* stream);
-    // Columns [0, convolved) of dp[rows, projected], +dw.
-    void (*short_conv_grad)(const DeltaShape& shape, Src dc, Src p, Src w, Dst dp, float* dw, void* stream);
+    // A layer with a state, see StateShape. c[rows, convolved] = silu(convolution of p's first columns with
+    // w[convolved, kernel], whose last column is of the row itself, + [bias[convolved]]).
+    void (*short_conv)(const StateShape& shape, Src p, Src w, Src bias, Dst c, void* stream);
+    // Columns [0, convolved) of dp[rows, projected], +dw, +[dbias].
+    void (*short_conv_grad)(const StateShape& shape, Src dc, Src p, Src w, Src bias, Dst dp, float* dw, float* dbias,
+                            void* stream);
     // o[rows, values]; a_log and dt_bias[value heads]. work: shape.work(false) floats.
-    void (*delta_rule)(const DeltaShape& shape, Src c, Src p, Src a_log, Src dt_bias, Dst o, float* work, void* stream);
+    void (*delta_rule)(const StateShape& shape, Src c, Src p, Src a_log, Src dt_bias, Dst o, float* work, void* stream);
     // dc[rows, convolved], the columns of b and a of dp, +da_log, +ddt_bias. work: shape.work(true) floats.
-    void (*delta_rule_grad)(const DeltaShape& shape, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp,
+    void (*delta_rule_grad)(const StateShape& shape, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp,
                             float* da_log, float* ddt_bias, float* work, void* stream);
-    // y[rows, values] = o / root mean square of its head (eps inside the root) * w[value_dim] * silu(z).
-    void (*gated_norm)(const DeltaShape& shape, Src o, Src p, Src w, Dst y, void* stream);
+    // The same of Mamba-2, with skip[heads] and +dskip; the gradients' columns of dp are those of dt.
+    void (*ssd)(const StateShape& shape, Src c, Src p, Src a_log, Src dt_bias, Src skip, Dst o, float* work,
+                void* stream);
+    void (*ssd_grad)(const StateShape& shape, Src dout, Src c, Src p, Src a_log, Src dt_bias, Src skip, Dst dc, Dst dp,
+                     float* da_log, float* ddt_bias, float* dskip, float* work, void* stream);
+    // y[rows, values]. delta: o / root mean square of its head (eps inside the root) * w[value_dim] * silu(z). ssd: o *
+    // silu(z) over the root mean square of its group * w[values].
+    void (*gated_norm)(const StateShape& shape, Src o, Src p, Src w, Dst y, void* stream);
     // dout[rows, values], the columns of z of dp, +dw. dout may be dy.
-    void (*gated_norm_grad)(const DeltaShape& shape, Src dy, Src o, Src p, Src w, Dst dout, Dst dp, float* dw,
+    void (*gated_norm_grad)(const StateShape& shape, Src dy, Src o, Src p, Src w, Dst dout, Dst dp, float* dw,
                             void* stream);
     // o of rows that come later than others of one sequence (generation): window[kernel - 1, convolved] holds the rows
     // of p before the first, state[value_heads, key_dim, value_dim] what they left; at position 0 both begin anew.
-    void (*delta_cached)(const DeltaShape& shape, Src p, Src w, Src a_log, Src dt_bias, const std::int32_t* positions,
+    void (*delta_cached)(const StateShape& shape, Src p, Src w, Src a_log, Src dt_bias, const std::int32_t* positions,
                          Dst o, Dst window, float* state, void* stream);
+    void (*ssd_cached)(const StateShape& shape, Src p, Src w, Src bias, Src a_log, Src dt_bias, Src skip,
+                       const std::int32_t* positions, Dst o, Dst window, float* state, void* stream);
 
     // [y[rows, ffn]] = [q] = curve(gate) * up * [probs[row]]; [counts[groups]] limit the rows.
     void (*activation)(const ActivationShape& shape, Src x, const float* probs, const std::int32_t* counts, Dst y,

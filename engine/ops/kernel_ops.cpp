@@ -309,7 +309,7 @@ void adamw(const OpContext& c) {
 
 void add_kernels(Backend& backend) {
     add_routed_kernels(backend);
-    add_delta_kernels(backend);
+    add_state_kernels(backend);
     add_fp8_kernels(backend);
     add_muon_kernels(backend);
     const auto set = [&](program::OpKind kind, OpFunction function) {

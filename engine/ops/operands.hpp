@@ -79,7 +79,7 @@ void add_muon_kernels(Backend& backend);
 
 // The ops of routed tokens, from the router to the experts; add_kernels() calls it.
 void add_routed_kernels(Backend& backend);
-// Those of gated delta nets; add_kernels() calls it.
-void add_delta_kernels(Backend& backend);
+// Those of layers with a state; add_kernels() calls it.
+void add_state_kernels(Backend& backend);
 
 } // namespace moe::ops

@@ -80,9 +80,9 @@ Source joined_expert(families::ExpertLayout layout, const std::string& prefix, c
     }
 }
 
-// The places where a parameter may lie, the usual one first.
-std::vector<Source> sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
-                            std::int64_t experts) {
+// The places where a parameter may lie by the families' names, the usual one first.
+std::vector<Source> named_sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
+                                  std::int64_t experts) {
     std::vector<Source> list;
     std::vector<std::int64_t> own = shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
     const std::optional<ExpertName> part = expert_name(name);
@@ -102,7 +102,10 @@ std::vector<Source> sources(const model::Model& model, const std::string& name, 
     };
     if (const families::JoinedRows joined = families::joined_rows(model, name); !joined.name.empty()) {
         Source source = plain(joined.name, {joined.rows, shape.cols}, joined.first * shape.cols);
-        if (joined.middle) source.shape = {joined.rows, 1, shape.cols};
+        if (joined.middle)
+            source.shape = {joined.rows, 1, shape.cols};
+        else if (shape.cols == 1)
+            source.shape = {joined.rows};
         source.run = joined.run, source.run_stride = joined.stride * shape.cols;
         return {source};
     }
@@ -127,7 +130,23 @@ std::vector<Source> sources(const model::Model& model, const std::string& name, 
         if (gate || up)
             list.push_back(plain(at + "gate_up_proj", {experts, 2 * shape.rows, shape.cols},
                                  (2 * part->expert + (up ? 1 : 0)) * matrix));
+        if (up && model.hybrid)
+            list.push_back(plain(at + "up_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
         if (down) list.push_back(plain(at + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
+    }
+    return list;
+}
+
+// The places where a parameter may lie, the usual one first.
+std::vector<Source> sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
+                            std::int64_t experts) {
+    std::vector<Source> list = named_sources(model, name, shape, experts);
+    if (!model.hybrid) return list;
+    // Nemotron-H's names in classes of transformers 5.
+    for (std::size_t i = 0, own = list.size(); i < own; ++i) {
+        Source other = list[i];
+        other.name = replaced(other.name, "backbone.", "model.");
+        if (other.name != list[i].name) list.push_back(std::move(other));
     }
     return list;
 }
@@ -224,7 +243,7 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
 std::map<std::string, std::string> repeated(const model::Model& model) {
     std::map<std::string, std::string> names;
     for (std::size_t i = 0; i < model.mtp.size(); ++i) {
-        if (model.norms_from_one) break; // Qwen3-Next and Qwen3.5 do not repeat them.
+        if (model.norms_from_one || model.hybrid) break; // Qwen3-Next, Qwen3.5 and Nemotron 3 do not repeat them.
         const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
         const std::string table = families::checkpoint_name(model, "model.embed_tokens.weight");
         names[at + "embed_tokens.weight"] = table;

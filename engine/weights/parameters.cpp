@@ -6,9 +6,9 @@
 #include "kernels/kernels.hpp"
 #include "planner/base/error.hpp"
 #include "planner/plan/mesh.hpp"
-#include "planner/program/program.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <thread>
 #include <unordered_map>
@@ -64,7 +64,7 @@ std::vector<LocalParameter> local_parameters(const program::Program& program, co
                                                     p.local_expert;
         // HSDP's copies of a shard, and frozen weights: the first rank that holds them speaks for all.
         const bool copy = p.copy || (bucket.replicas.axes != 0 && mesh.index(bucket.replicas, rank) > 0);
-        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, copy,
+        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init, p.init_std, copy,
                              bucket.moments(),       {}};
         const std::int64_t own = bucket.elements / bucket.group_size;
         const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;
@@ -151,9 +151,27 @@ namespace {
 
 // Elements [first, first + values.size()) of a parameter as it starts.
 void draw(const LocalParameter& p, std::uint64_t stream, std::int64_t first, std::span<float> values) {
-    if (p.ones) return std::fill(values.begin(), values.end(), 1.0f);
-    cpu_kernels().draw_normal(stream, first, p.init_std, values.data(), static_cast<std::int64_t>(values.size()),
-                              nullptr);
+    const auto deviates = [&](double std) {
+        cpu_kernels().draw_normal(stream, first, std, values.data(), static_cast<std::int64_t>(values.size()), nullptr);
+    };
+    switch (p.init) {
+    case program::Init::normal:
+        return deviates(p.init_std);
+    case program::Init::ones:
+        return std::fill(values.begin(), values.end(), 1.0f);
+    case program::Init::log_counts:
+        for (std::size_t i = 0; i < values.size(); ++i)
+            values[i] = std::log(static_cast<float>(first + static_cast<std::int64_t>(i) + 1));
+        return;
+    case program::Init::steps:
+        deviates(1.0);
+        for (float& value : values) {
+            const double even = 0.5 * std::erfc(-static_cast<double>(value) / std::sqrt(2.0)); // in [0, 1]
+            const double step = std::pow(10.0, 2.0 * even - 3.0);
+            value = static_cast<float>(step + std::log(-std::expm1(-step)));
+        }
+        return;
+    }
 }
 
 void draw_by_threads(const LocalParameter& p, std::uint64_t stream, std::int64_t first, std::span<float> values,
@@ -198,11 +216,11 @@ void initialize_parameters(const program::Program& program, const std::vector<Lo
     constexpr std::int64_t most = std::int64_t{1} << 24; // elements drawn at once; large weights need little host RAM
     std::vector<float> values;
     for (const LocalParameter& p : parameters) {
-        if (!p.ones && p.init_std == 0.0) continue;
+        if (p.init == program::Init::normal && p.init_std == 0.0) continue;
         const std::uint64_t stream = random_stream(seed, p.name);
         const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
-        const bool there =
-            arena.device().queue() != nullptr && bucket.host_master == program::no_tensor && !bucket.frozen && !p.ones;
+        const bool there = arena.device().queue() != nullptr && bucket.host_master == program::no_tensor &&
+                           !bucket.frozen && p.init == program::Init::normal;
         for (const Piece& piece : p.pieces) {
             if (there) {
                 draw_there(p, stream, piece, program, arena, kernels);

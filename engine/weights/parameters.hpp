@@ -4,7 +4,7 @@
 #include "engine/device/arena.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/plan/fwd.hpp"
-#include "planner/program/fwd.hpp"
+#include "planner/program/program.hpp"
 
 #include <cstdint>
 #include <string>
@@ -27,8 +27,8 @@ struct LocalParameter {
     std::string name;                // name with the global expert index
     std::int64_t rows = 0, cols = 1; // shape of the global tensor
     int bucket = 0;
+    program::Init init = program::Init::normal;
     double init_std = 0.0;
-    bool ones = false;
     bool copy = false;         // whether another rank speaks for it: another stage's, or the first that holds it
     int moments = 2;           // 1: Muon's, without exp_avg_sq; 0: of a frozen weight
     std::vector<Piece> pieces; // Padding rows belong to no piece.

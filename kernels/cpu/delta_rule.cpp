@@ -6,51 +6,20 @@
 // (Yang et al., arXiv:2412.06464, section 3.3; the WY form of arXiv:2406.06484). D, e and f are 0 between rows of two
 // documents. The gradients are those of these formulas: dA = -(dX W^T + dY U^T) with dX and dY those of both systems'
 // right sides, U = V' + W S.
-#include "kernels/cpu/rows.hpp"
+#include "kernels/cpu/state_rows.hpp"
 
-#include <Eigen/Core>
 #include <Eigen/LU>
-
-#include <cmath>
 
 namespace moe::cpu {
 namespace {
 
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using Map = Eigen::Map<Matrix>;
-using Vector = Eigen::Matrix<float, Eigen::Dynamic, 1>;
-
 constexpr float unit_eps = 1e-6f;
 
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
-// The operands of a head: where its rows lie, and the numbers of its gates.
-struct Head {
-    const DeltaShape& s;
-    Src c, p;
-    std::int64_t b, h, k; // sequence, value head, its key head
-    float rate, bias;     // exp(a_log), dt_bias
-    std::int64_t row(std::int64_t at) const { return at * s.batch + b; }
-    std::int64_t q_at(std::int64_t at) const { return row(at) * s.convolved() + k * s.key_dim; }
-    std::int64_t k_at(std::int64_t at) const { return q_at(at) + s.keys(); }
-    std::int64_t v_at(std::int64_t at) const { return row(at) * s.convolved() + 2 * s.keys() + h * s.value_dim; }
-    std::int64_t beta_at(std::int64_t at) const { return row(at) * s.projected() + s.gates() + h; }
-    std::int64_t decay_at(std::int64_t at) const { return beta_at(at) + s.value_heads; }
-    std::int64_t start(std::int64_t at) const { return s.document_start != nullptr ? s.document_start[row(at)] : 0; }
-};
-
-Head head_of(const DeltaShape& s, Src c, Src p, Src a_log, Src dt_bias, std::int64_t b, std::int64_t h) {
-    const std::int64_t weight = std::int64_t{s.part} * s.value_heads + h;
-    return {s, c, p, b, h, h / (s.value_heads / s.key_heads), std::exp(value(a_log, weight)), value(dt_bias, weight)};
-}
-
 // What the formulas above name, of n positions from `at` on.
-struct Chunk {
+struct Chunk : Decays {
     std::int64_t at = 0, n = 0;
-    Matrix q, k, v, decay, a, scores, w, fresh; // decay D, scores q k^T o D, fresh V'
-    Vector beta, g, e, f, q_inverse, k_inverse;
-    float carried = 0.0f; // of the state before, to the one behind
+    Matrix q, k, v, a, scores, w, fresh; // scores q k^T o D, fresh V'
+    Vector beta, g, q_inverse, k_inverse;
 };
 
 void unit_rows(Matrix& x, Vector& inverse, float scale) {
@@ -59,38 +28,25 @@ void unit_rows(Matrix& x, Vector& inverse, float scale) {
 }
 
 void read_rows(const Head& head, Chunk& z) {
-    const DeltaShape& s = head.s;
+    const StateShape& s = head.s;
     z.q.resize(z.n, s.key_dim), z.k.resize(z.n, s.key_dim), z.v.resize(z.n, s.value_dim);
     z.beta.resize(z.n), z.g.resize(z.n);
     for (std::int64_t i = 0; i < z.n; ++i) {
         load(head.c, head.q_at(z.at + i), s.key_dim, z.q.row(i).data());
         load(head.c, head.k_at(z.at + i), s.key_dim, z.k.row(i).data());
         load(head.c, head.v_at(z.at + i), s.value_dim, z.v.row(i).data());
-        z.beta[i] = sigmoid(value(head.p, head.beta_at(z.at + i)));
-        z.g[i] = -head.rate * softplus(value(head.p, head.decay_at(z.at + i)) + head.bias);
+        z.beta[i] = sigmoid(value(head.p, head.first_gate(z.at + i)));
+        z.g[i] = -head.rate * softplus(value(head.p, head.first_gate(z.at + i) + s.value_heads) + head.bias);
     }
     unit_rows(z.q, z.q_inverse, 1.0f / std::sqrt(static_cast<float>(s.key_dim)));
     unit_rows(z.k, z.k_inverse, 1.0f);
 }
 
-void read_decays(const Head& head, Chunk& z) {
-    z.decay.setZero(z.n, z.n), z.e.resize(z.n), z.f.resize(z.n);
-    Vector sum(z.n);
-    for (std::int64_t i = 0; i < z.n; ++i) {
-        sum[i] = z.g[i] + (i > 0 ? sum[i - 1] : 0.0f);
-        for (std::int64_t j = std::max<std::int64_t>(0, head.start(z.at + i) - z.at); j <= i; ++j)
-            z.decay(i, j) = std::exp(sum[i] - sum[j]);
-        z.e[i] = head.start(z.at + i) < z.at ? std::exp(sum[i]) : 0.0f;
-    }
-    z.f = z.decay.row(z.n - 1).transpose();
-    z.carried = z.e[z.n - 1];
-}
-
 // All but `fresh`, which holds (I + A)^-1 (beta v) instead.
 void read_chunk(const Head& head, std::int64_t at, Chunk& z) {
-    z.at = at, z.n = std::min<std::int64_t>(delta_chunk, head.s.seq() - at);
+    z.at = at, z.n = std::min<std::int64_t>(state_chunk, head.s.seq() - at);
     read_rows(head, z);
-    read_decays(head, z);
+    read_decays(head, at, z.g, z);
     z.scores = (z.q * z.k.transpose()).cwiseProduct(z.decay);
     z.a = z.beta.asDiagonal() * (z.k * z.k.transpose()).cwiseProduct(z.decay);
     z.w = z.beta.cwiseProduct(z.e).asDiagonal() * z.k;
@@ -107,19 +63,18 @@ void pass(Chunk& z, Matrix& state) {
     state.noalias() += (z.f.asDiagonal() * z.k).transpose() * z.fresh;
 }
 
-void delta_rule(const DeltaShape& s, Src c, Src p, Src a_log, Src dt_bias, Dst o, float*, void*) {
+void delta_rule(const StateShape& s, Src c, Src p, Src a_log, Src dt_bias, Dst o, float*, void*) {
     Chunk z;
     for (std::int64_t b = 0; b < s.batch; ++b)
         for (std::int64_t h = 0; h < s.value_heads; ++h) {
             const Head head = head_of(s, c, p, a_log, dt_bias, b, h);
             Matrix state = Matrix::Zero(s.key_dim, s.value_dim), out;
-            for (std::int64_t at = 0; at < s.seq(); at += delta_chunk) {
+            for (std::int64_t at = 0; at < s.seq(); at += state_chunk) {
                 read_chunk(head, at, z);
                 out = z.e.asDiagonal() * (z.q * state);
                 pass(z, state);
                 out.noalias() += z.scores * z.fresh;
-                for (std::int64_t i = 0; i < z.n; ++i)
-                    store(o, head.row(at + i) * s.values() + h * s.value_dim, s.value_dim, out.row(i).data());
+                for (std::int64_t i = 0; i < z.n; ++i) store(o, head.o_at(at + i), s.value_dim, out.row(i).data());
             }
         }
 }
@@ -129,8 +84,6 @@ struct ChunkGradients {
     Matrix dout, dq, dk, dv;
     Vector dbeta, dg;
 };
-
-Vector along(const Matrix& x, const Matrix& y) { return x.cwiseProduct(y).rowwise().sum(); }
 
 // `state` is that before the chunk; dstate goes from behind the chunk to before it.
 void chunk_grad(const Chunk& z, const Matrix& state, Matrix& dstate, ChunkGradients& d) {
@@ -174,7 +127,7 @@ void chunk_grad(const Chunk& z, const Matrix& state, Matrix& dstate, ChunkGradie
     d.dk.noalias() += weighted * z.k;
     d.dk.noalias() += weighted.transpose() * z.k;
     d.dg += of_a.rowwise().sum() - of_a.colwise().sum().transpose();
-    for (std::int64_t i = z.n - 2; i >= 0; --i) d.dg[i] += d.dg[i + 1]; // from the sums G to g
+    sum_from_behind(d.dg);
 }
 
 // From unit rows to the rows that they were made of; `scale` as in unit_rows().
@@ -188,12 +141,13 @@ struct GateGradients { // of a head's weights
 };
 
 void write_gates(const Head& head, const Chunk& z, const ChunkGradients& d, Dst dp, GateGradients& sums) {
+    const StateShape& s = head.s;
     for (std::int64_t i = 0; i < z.n; ++i) {
         const float beta = z.beta[i];
-        put(dp, head.beta_at(z.at + i), d.dbeta[i] * beta * (1.0f - beta));
-        const float step = value(head.p, head.decay_at(z.at + i)) + head.bias;
+        put(dp, head.first_gate(z.at + i), d.dbeta[i] * beta * (1.0f - beta));
+        const float step = value(head.p, head.first_gate(z.at + i) + s.value_heads) + head.bias;
         const float da = -d.dg[i] * head.rate * sigmoid(step);
-        put(dp, head.decay_at(z.at + i), da);
+        put(dp, head.first_gate(z.at + i) + s.value_heads, da);
         sums.a_log += static_cast<double>(d.dg[i] * z.g[i]);
         sums.dt_bias += static_cast<double>(da);
     }
@@ -201,25 +155,24 @@ void write_gates(const Head& head, const Chunk& z, const ChunkGradients& d, Dst 
 
 // Adds a head's part to dq and dk [seq, key_dim] of its key head; dv, the gates and their weights are written.
 void head_grad(const Head& head, Src dout, Map dq, Map dk, Dst dc, Dst dp, GateGradients& sums) {
-    const DeltaShape& s = head.s;
+    const StateShape& s = head.s;
     const float scale = 1.0f / std::sqrt(static_cast<float>(s.key_dim));
     float* states = scratch(Slot::b, s.chunks() * s.key_dim * s.value_dim);
     Chunk z;
     Matrix state = Matrix::Zero(s.key_dim, s.value_dim);
     for (std::int64_t i = 0; i < s.chunks(); ++i) {
         Map(states + i * state.size(), s.key_dim, s.value_dim) = state;
-        read_chunk(head, i * delta_chunk, z);
+        read_chunk(head, i * state_chunk, z);
         pass(z, state);
     }
     Matrix dstate = Matrix::Zero(s.key_dim, s.value_dim);
     ChunkGradients d;
     for (std::int64_t i = s.chunks() - 1; i >= 0; --i) {
         state = Map(states + i * state.size(), s.key_dim, s.value_dim);
-        read_chunk(head, i * delta_chunk, z);
+        read_chunk(head, i * state_chunk, z);
         z.fresh.noalias() -= z.w * state;
         d.dout.resize(z.n, s.value_dim);
-        for (std::int64_t r = 0; r < z.n; ++r)
-            load(dout, head.row(z.at + r) * s.values() + head.h * s.value_dim, s.value_dim, d.dout.row(r).data());
+        for (std::int64_t r = 0; r < z.n; ++r) load(dout, head.o_at(z.at + r), s.value_dim, d.dout.row(r).data());
         chunk_grad(z, state, dstate, d);
         to_raw(z.q, z.q_inverse, scale, d.dq);
         to_raw(z.k, z.k_inverse, 1.0f, d.dk);
@@ -230,7 +183,7 @@ void head_grad(const Head& head, Src dout, Map dq, Map dk, Dst dc, Dst dp, GateG
     }
 }
 
-void delta_rule_grad(const DeltaShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp, float* da_log,
+void delta_rule_grad(const StateShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp, float* da_log,
                      float* ddt_bias, float*, void*) {
     const std::int64_t share = s.value_heads / s.key_heads;
     float* sums = scratch(Slot::c, 2 * s.seq() * s.key_dim);
@@ -241,7 +194,7 @@ void delta_rule_grad(const DeltaShape& s, Src dout, Src c, Src p, Src a_log, Src
             if (h % share == 0) dq.setZero(), dk.setZero();
             GateGradients gates;
             head_grad(head, dout, dq, dk, dc, dp, gates);
-            const std::int64_t weight = std::int64_t{s.part} * s.value_heads + h;
+            const std::int64_t weight = head_weight(s, h);
             da_log[weight] += static_cast<float>(gates.a_log);
             ddt_bias[weight] += static_cast<float>(gates.dt_bias);
             if ((h + 1) % share != 0) continue;
@@ -253,30 +206,17 @@ void delta_rule_grad(const DeltaShape& s, Src dout, Src c, Src p, Src a_log, Src
 }
 
 // One position after the other, by the recurrence itself.
-void delta_cached(const DeltaShape& s, Src p, Src w, Src a_log, Src dt_bias, const std::int32_t* positions, Dst o,
+void delta_cached(const StateShape& s, Src p, Src w, Src a_log, Src dt_bias, const std::int32_t* positions, Dst o,
                   Dst window, float* state, void*) {
-    const std::int64_t n = s.convolved(), before = s.kernel - 1, size = std::int64_t{s.key_dim} * s.value_dim;
-    const Src past{window.data, window.type};
-    float* row = scratch(Slot::d, n);
-    const DeltaShape one{1, 1, s.key_heads, s.value_heads, s.key_dim, s.value_dim, s.kernel, s.eps};
+    const std::int64_t size = std::int64_t{s.key_dim} * s.value_dim;
+    float* row = scratch(Slot::d, s.convolved());
+    const StateShape one{1, 1, s.key_heads, s.value_heads, s.key_dim, s.value_dim, s.kernel, s.eps};
+    Chunk z;
+    z.n = 1;
     for (std::int64_t r = 0; r < s.rows; ++r) {
-        if (positions[r] == 0) {
-            for (std::int64_t i = 0; i < before * n; ++i) put(window, i, 0.0f);
-            std::fill_n(state, s.value_heads * size, 0.0f);
-        }
-        for (std::int64_t i = 0; i < n; ++i) {
-            float sum = value(w, i * s.kernel + before) * value(p, r * s.projected() + i);
-            for (std::int64_t j = 0; j < before; ++j) sum += value(w, i * s.kernel + j) * value(past, j * n + i);
-            row[i] = sum * sigmoid(sum);
-        }
-        for (std::int64_t j = 0; j + 1 < before; ++j) move(past, (j + 1) * n, window, j * n, n);
-        if (before > 0) move(p, r * s.projected(), window, (before - 1) * n, n);
-        Chunk z;
-        z.n = 1;
+        convolve_cached(s, p, w, {}, r, positions[r], window, state, row);
         for (std::int64_t h = 0; h < s.value_heads; ++h) {
-            const Src here{static_cast<const char*>(p.data) + r * s.projected() * (p.type == Type::f32 ? 4 : 2),
-                           p.type};
-            read_rows(head_of(one, {row, Type::f32}, here, a_log, dt_bias, 0, h), z);
+            read_rows(head_of(one, {row, Type::f32}, p + r * s.projected(), a_log, dt_bias, 0, h), z);
             Map at(state + h * size, s.key_dim, s.value_dim);
             at *= std::exp(z.g[0]);
             const Matrix change = z.beta[0] * (z.v - z.k * at);

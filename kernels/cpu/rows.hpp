@@ -124,5 +124,6 @@ void add_rope(Kernels& table);
 void add_router(Kernels& table);
 void add_scaled_gemm(Kernels& table);
 void add_slots(Kernels& table);
+void add_ssd(Kernels& table);
 
 } // namespace moe::cpu

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(threads) states_kernel(Rule r, Dst o) {
     }
 }
 
-void check_shape(const DeltaShape& s) {
+void check_shape(const StateShape& s) {
     const int most = s.key_dim > s.value_dim ? s.key_dim : s.value_dim;
     require(most <= widest, "columns of a head of a delta rule", most, widest);
     require(s.batch <= 65535, "sequences of a delta rule", s.batch, 65535);
@@ -102,7 +102,7 @@ void check_shape(const DeltaShape& s) {
 
 void run_states(const Rule& r, Dst o, cudaStream_t stream) {
     if (r.tensor()) return run_tensor_states(r, o, stream);
-    const DeltaShape& s = r.s;
+    const StateShape& s = r.s;
     const auto bytes = [](int floats) { return static_cast<std::size_t>(floats) * sizeof(float); };
     const int ks = stride_of(s.key_dim), vs = stride_of(s.value_dim), as = stride_of(rows);
     const std::size_t systems = bytes(rows * (2 * ks + vs + as)),
@@ -123,7 +123,7 @@ void run_states(const Rule& r, Dst o, cudaStream_t stream) {
 
 namespace {
 
-void delta_rule(const DeltaShape& s, Src c, Src p, Src a_log, Src dt_bias, Dst o, float* work, void* stream) {
+void delta_rule(const StateShape& s, Src c, Src p, Src a_log, Src dt_bias, Dst o, float* work, void* stream) {
     if (s.rows <= 0) return;
     delta::check_shape(s);
     delta::run_states(delta::Rule(s, c, p, a_log, dt_bias, work, false), o, stream_of(stream));

@@ -11,7 +11,7 @@ namespace delta {
 struct Rule;
 
 // Throws std::runtime_error for heads that are wider than the kernels' shared memory.
-void check_shape(const DeltaShape& shape);
+void check_shape(const StateShape& shape);
 // Systems of all chunks, then the states; o is written, or where Rule::grad is set V' and the states are kept.
 void run_states(const Rule& rule, Dst o, cudaStream_t stream);
 

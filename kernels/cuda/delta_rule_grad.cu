@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(threads) weights_kernel(Rule r, float* da_log,
 }
 
 void run_plain_grads(const Rule& r, Src dout, Dst dc, Dst dp, cudaStream_t queue) {
-    const DeltaShape& s = r.s;
+    const StateShape& s = r.s;
     const auto bytes = [](int floats) { return static_cast<std::size_t>(floats) * sizeof(float); };
     const int ks = stride_of(s.key_dim), as = stride_of(rows), ss = stride_of(slice);
     const int wide = stride_of(s.key_dim > s.value_dim ? s.key_dim : s.value_dim);
@@ -269,7 +269,7 @@ void run_plain_grads(const Rule& r, Src dout, Dst dc, Dst dp, cudaStream_t queue
     CUDA_CHECK(cudaGetLastError());
 }
 
-void delta_rule_grad(const DeltaShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp, float* da_log,
+void delta_rule_grad(const StateShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bias, Dst dc, Dst dp, float* da_log,
                      float* ddt_bias, float* work, void* stream) {
     if (s.rows <= 0) return;
     check_shape(s);

@@ -6,7 +6,7 @@
 
 namespace moe::cuda::delta {
 
-inline constexpr int threads = 256, rows = static_cast<int>(delta_chunk), widest = 128; // columns of a head at most
+inline constexpr int threads = 256, rows = static_cast<int>(state_chunk), widest = 128; // columns of a head at most
 
 __host__ __device__ inline int padded(int columns) { return (columns + 3) / 4 * 4; }
 // Elements from row to row in shared memory: rows of 16 bytes, apart in their banks.
@@ -14,7 +14,7 @@ __host__ __device__ inline int stride_of(int columns) { return padded(columns) +
 
 // The operands of a call, and where the shared memory of each chunk and value head lies in `work`.
 struct Rule {
-    DeltaShape s;
+    StateShape s;
     std::int64_t seq, keys, convolved, gates, projected, values, chunks, each;
     int share; // value heads of a key head
     Src c, p, a_log, dt_bias;
@@ -27,7 +27,7 @@ struct Rule {
                reinterpret_cast<std::uintptr_t>(c.data) % 16 == 0 && reinterpret_cast<std::uintptr_t>(work) % 16 == 0;
     }
 
-    __host__ Rule(const DeltaShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, float* memory, bool gradients)
+    __host__ Rule(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, float* memory, bool gradients)
         : s(shape),
           seq(s.seq()),
           keys(s.keys()),
@@ -96,35 +96,48 @@ struct Gates {
     float carried;
 };
 
-// Called by all threads of a block; one warp fills them in, and all see them.
-__device__ inline void read_gates(const Place& z, Gates& out) {
+// A position's gates; start: its document's first position less the chunk's.
+struct Gate {
+    float beta, g;
+    long long start;
+};
+
+// Called by all threads of a block; one warp fills in what read(i) finds of n positions, and all see it.
+template <class Read>
+__device__ void fill_gates(int n, Gates& out, Read read) {
     const int lane = static_cast<int>(threadIdx.x);
     if (lane < warp_size) {
-        const float rate = expf(load(z.r.a_log, z.weight())), bias = load(z.r.dt_bias, z.weight());
         float total = 0.0f;
         for (int i = lane; i < rows; i += warp_size) {
-            const bool in = i < z.n;
-            const float step = in ? load(z.r.p, z.decay(i)) + bias : 0.0f;
-            const float g = in ? -rate * (step > 20.0f ? step : log1pf(expf(step))) : 0.0f;
-            float sum = g;
+            const bool in = i < n;
+            const Gate gate = in ? read(i) : Gate{0.0f, 0.0f, 0};
+            float sum = gate.g;
             for (int offset = 1; offset < warp_size; offset *= 2) {
                 const float left = __shfl_up_sync(all_lanes, sum, offset);
                 if (lane >= offset) sum += left;
             }
-            out.beta[i] = in ? 1.0f / (1.0f + expf(-load(z.r.p, z.beta(i)))) : 0.0f;
-            out.g[i] = g;
+            out.beta[i] = gate.beta;
+            out.g[i] = gate.g;
             out.sum[i] = total + sum;
             total += __shfl_sync(all_lanes, sum, warp_size - 1);
-            const long long start = in ? z.start(i) - z.at : 0;
-            out.first[i] = start > 0 ? static_cast<int>(start) : 0;
-            out.e[i] = in && start < 0 ? expf(out.sum[i]) : 0.0f;
+            out.first[i] = gate.start > 0 ? static_cast<int>(gate.start) : 0;
+            out.e[i] = in && gate.start < 0 ? expf(out.sum[i]) : 0.0f;
         }
         __syncwarp();
         for (int i = lane; i < rows; i += warp_size)
-            out.f[i] = i < z.n && i >= out.first[z.n - 1] ? expf(out.sum[z.n - 1] - out.sum[i]) : 0.0f;
-        if (lane == 0) out.carried = out.e[z.n - 1];
+            out.f[i] = i < n && i >= out.first[n - 1] ? expf(out.sum[n - 1] - out.sum[i]) : 0.0f;
+        if (lane == 0) out.carried = out.e[n - 1];
     }
     __syncthreads();
+}
+
+__device__ inline void read_gates(const Place& z, Gates& out) {
+    const float rate = expf(load(z.r.a_log, z.weight())), bias = load(z.r.dt_bias, z.weight());
+    fill_gates(z.n, out, [&](int i) {
+        const float step = load(z.r.p, z.decay(i)) + bias;
+        return Gate{1.0f / (1.0f + expf(-load(z.r.p, z.beta(i)))), -rate * (step > 20.0f ? step : log1pf(expf(step))),
+                    z.start(i) - z.at};
+    });
 }
 
 // D_ij of the formulas.

@@ -38,6 +38,8 @@ void add_scale(Kernels& table);
 void add_scaled_gemm(Kernels& table);
 void add_plain_scaled_gemm(Kernels& table);
 void add_slots(Kernels& table);
+void add_ssd(Kernels& table);
+void add_ssd_grad(Kernels& table); // add_ssd() calls it.
 void add_sort(Kernels& table);
 
 } // namespace moe::cuda

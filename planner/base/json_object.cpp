@@ -196,6 +196,19 @@ std::vector<double> JsonObject::numbers(const std::string& key, double low, doub
     return result;
 }
 
+std::pair<double, double> JsonObject::interval(const std::string& key) const {
+    const Json& value = need(key);
+    const auto bound = [](const Json& element) {
+        if (element.is_number()) return element.get<double>();
+        const bool infinite = element.is_object() && element.value("__float__", "") == "Infinity"; // transformers 5
+        return infinite ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+    };
+    const bool pair = value.is_array() && value.size() == 2;
+    const std::pair<double, double> ends = pair ? std::pair{bound(value[0]), bound(value[1])} : std::pair{1.0, 0.0};
+    if (!(ends.first <= ends.second)) refuse_value(key, "must be two numbers, the lower first");
+    return ends;
+}
+
 std::vector<bool> JsonObject::booleans(const std::string& key) const {
     const Json& value = need(key);
     std::vector<bool> result;

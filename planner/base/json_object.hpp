@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace moe {
@@ -53,6 +54,8 @@ public:
     std::vector<std::vector<std::int64_t>> integer_rows(const std::string& key, std::size_t count, std::int64_t low,
                                                         std::int64_t high) const;
     std::vector<std::vector<double>> number_rows(const std::string& key) const; // array of arrays of finite numbers
+    // Two numbers, the lower first; an infinite one as Python's json writes it, or as {"__float__": "Infinity"}.
+    std::pair<double, double> interval(const std::string& key) const;
     JsonObject object(const std::string& key) const;
     std::vector<JsonObject> objects(const std::string& key) const; // an array of objects
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -78,6 +79,7 @@ struct Attention {
     // gated_delta; mamba: groups, heads, state and width of a head
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     int scan_chunk = 0; // mamba: positions whose products are made at once
+    double step_min = 0.0, step_max = std::numeric_limits<double>::infinity(); // mamba: bounds of a step's width
     // compressed
     int compress_ratio = 0;           // 0 = window only
     int out_groups = 0, out_lora = 0; // gated_delta: out_lora > 0 is the width that its gates come from (KDA)

@@ -125,7 +125,8 @@ std::int64_t Plan::attention_rows() const {
 
 bool Plan::passes_states() const {
     return std::any_of(model->kinds.begin(), model->kinds.end(), [](const model::LayerKind& kind) {
-        return kind.attention.kind == model::AttentionKind::gated_delta;
+        return kind.attention.kind == model::AttentionKind::gated_delta ||
+               kind.attention.kind == model::AttentionKind::mamba;
     });
 }
 

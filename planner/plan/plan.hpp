@@ -151,7 +151,8 @@ struct Plan {
     bool masks_documents() const { return documents == Documents::mask; }
     // Rows of a micro-batch whose queries a rank holds in attention: of whole sequences where CP trades heads.
     std::int64_t attention_rows() const;
-    bool passes_states() const; // whether layers of the model pass a state along whole sequences (gated delta nets)
+    bool
+    passes_states() const; // whether layers of the model pass a state along whole sequences (gated delta nets, Mamba)
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
 };
 

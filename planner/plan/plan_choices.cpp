@@ -311,8 +311,17 @@ PlanFault check_widths(const Plan& plan) {
                            {"width of the rotary key", a.rope_dim},
                            {"width of queries per rank", heads * a.qk_dim},
                            {"width of keys and values per rank", heads * (a.qk_dim - a.rope_dim + a.v_dim)}});
+        if (a.kind == model::AttentionKind::gated_delta || a.kind == model::AttentionKind::mamba) {
+            const std::int64_t keys = std::int64_t{a.key_heads} * a.key_dim,
+                               values = std::int64_t{a.value_heads} * a.value_dim,
+                               gates = (a.kind == model::AttentionKind::mamba ? 1 : 2) * std::int64_t{a.value_heads};
+            widths.insert(widths.end(),
+                          {{"width of a state's projection per rank", (2 * (keys + values) + gates) / plan.tp},
+                           {"width of a state's output per rank", values / plan.tp}});
+        }
         if (kind.dense()) widths.push_back({"width of the MLP per rank", kind.dense_ffn / plan.tp});
         if (kind.moe) widths.push_back({"width of an expert per rank", kind.moe->ffn / plan.etp});
+        if (kind.moe) widths.push_back({"moe_latent_size", kind.moe->latent});
         if (kind.moe) widths.push_back({"width of the shared experts per rank", kind.moe->shared_ffn / plan.tp});
     }
     for (const Width& width : widths)

@@ -38,13 +38,18 @@ constexpr StackTraits own{
 constexpr StackTraits megatron{
     .engine = StackEngine::megatron,
     .keeps_norm_with_product = true,
+    .scans_in_one_op = true,
     .recompute_keeps_core = true,
     .holds_dispatcher_buffers = true,
     .holds_deep_ep_buffers = true,
     .optimizer_copies = true,
 };
 
-constexpr StackTraits other{.engine = StackEngine::other, .holds_dispatcher_buffers = true};
+constexpr StackTraits other{
+    .engine = StackEngine::other,
+    .scans_in_one_op = true,
+    .holds_dispatcher_buffers = true,
+};
 
 } // namespace
 

@@ -53,6 +53,9 @@ struct StackTraits {
     bool offloads_planned_rows = false;
     // A norm's output is kept or recomputed with the product that reads it (TransformerEngine's LayerNormLinear).
     bool keeps_norm_with_product = false;
+    // Mamba-2's layers are one op from the convolution to the gated norm (mamba_ssm's kernels); otherwise this
+    // engine's.
+    bool scans_in_one_op = false;
     // Recomputation of other modules keeps the output of attention's core.
     bool recompute_keeps_core = false;
 

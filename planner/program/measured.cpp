@@ -110,7 +110,7 @@ struct Sides {
         const double keys = static_cast<double>(a.seq_k) * a.visible;
         return {of(a.batch * a.heads), of(a.seq_q), std::max(keys, 1.0), of(a.qk_dim), of(a.v_dim), of(a.kv_heads)};
     }
-    std::vector<double> operator()(const DeltaAttr& d) const {
+    std::vector<double> operator()(const StateAttr& d) const {
         return {of(d.batch * d.value_heads), of(d.rows / d.batch), of(d.key_dim), of(d.value_dim)};
     }
     std::vector<double> operator()(const NormAttr& n) const { return {of(n.rows), of(n.cols)}; }

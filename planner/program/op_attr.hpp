@@ -125,20 +125,25 @@ struct ScanAttr {
     double forward_bytes() const;
     double backward_bytes() const;
 };
-// A gated delta net (arXiv 2412.06464); kernels/kernel_args.hpp has its formulas.
-struct DeltaAttr {
+// A layer with a state, a gated delta net (arXiv 2412.06464) or Mamba-2 (ssd; arXiv 2405.21060, where the key heads are
+// groups); kernels/kernel_args.hpp has the formulas.
+struct StateAttr {
     std::int64_t rows = 0, batch = 1; // rows are position * batch + sequence, of whole sequences
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, kernel = 0;
     int parts = 1;     // ranks of CP that share the heads of one rank of TP, whose weights each of them has whole
     double eps = 1e-6; // of the gated norm
+    bool ssd = false;
+    double step_min = 0.0, step_max = 0.0; // ssd: bounds of a step's width
 
     std::int64_t keys() const { return std::int64_t{key_heads} * key_dim; }
     std::int64_t values() const { return std::int64_t{value_heads} * value_dim; }
     std::int64_t convolved() const { return 2 * keys() + values(); }
-    std::int64_t projected() const { return convolved() + values() + 2 * value_heads; }
+    std::int64_t projected() const { return convolved() + values() + (ssd ? 1 : 2) * value_heads; }
+    // Weights of the gated norm: those of one head that all share, or of all.
+    std::int64_t norm_weights() const { return ssd ? values() : value_dim; }
     // Elements of the memory that the rule's kernels share, forward or for its gradients.
     std::int64_t work(bool grad) const;
-    // Of the rule forward: reading, changing and asking the state, and a chunk's inner products.
+    // Of the rule forward: its products with the state, and a chunk's inner products.
     double flops() const;
 };
 // Columns [from, from + cols) of x are copied to, or added to, columns [to, to + cols) of y.
@@ -236,6 +241,6 @@ using Attr =
     std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
                  ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
                  AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr, ScanAttr,
-                 DeltaAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, MuonAttr>;
+                 StateAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, MuonAttr>;
 
 } // namespace moe::program

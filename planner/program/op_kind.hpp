@@ -41,19 +41,23 @@ enum class OpKind : std::uint8_t {
                // of w * relu(q k); AttentionAttr
     pick_keys_grad, // q, k, lse, index q, index k, w, keys -> dindex q, dindex k, dw: of the divergence between the
                     // indexer's and the attention's distribution over the keys that were picked
-    scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
+    scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2 as published stacks run it, from
+                    // the convolution to the norm; ScanAttr (cost only)
     scan_grad,      // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
-    // Gated delta nets; p is the projection's row and starts[S] where the document of a row begins; DeltaAttr.
-    short_conv,         // p[S, W], w[C, kernel], [starts] -> c[S, C] = silu(convolution of p's first C columns)
-    short_conv_grad,    // dc[S, C], p, w, [starts] -> dp[S, W] (columns of c), +dw
-    delta_rule,         // c, p, a_log[n], dt_bias[n], [starts] -> o[S, n dv], work
-    delta_rule_grad,    // do, c, p, a_log, dt_bias, [starts] -> dc, dp (columns of gates), +da_log, +ddt_bias, work
-    gated_norm,         // o, p, w[dv] -> y[S, n dv] = norm(o) * silu(z)
-    gated_norm_grad,    // dy, o, p, w -> do, dp (columns of z), +dw
-    delta_cached,       // p, w, a_log, dt_bias, positions -> o, +window of the convolution, +state: generation
-    activation,         // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
-    activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
-    sigmoid_scale,      // y, g -> y * sigmoid(g): each gate is of as many neighbours as there are; GateAttr
+    // Layers with a state; p is the projection's row and starts[S] where the document of a row begins; StateAttr.
+    short_conv,      // p[S, W], w[C, kernel], [bias[C]], [starts] -> c[S, C] = silu(convolution of p's first C columns)
+    short_conv_grad, // dc[S, C], p, w, [bias], [starts] -> dp[S, W] (columns of c), +dw, [+dbias]
+    delta_rule,      // c, p, a_log[n], dt_bias[n], [starts] -> o[S, n dv], work: gated delta nets
+    delta_rule_grad, // do, c, p, a_log, dt_bias, [starts] -> dc, dp (columns of gates), +da_log, +ddt_bias, work
+    ssd,             // c, p, a_log[n], dt_bias[n], skip[n], [starts] -> o[S, n dv], work: Mamba-2
+    ssd_grad,        // do, c, p, a_log, dt_bias, skip, [starts] -> dc, dp (dt), +da_log, +ddt_bias, +dskip, work
+    gated_norm,      // o, p, w -> y[S, n dv]: norm and gate z; w[dv], of Mamba-2 [n dv]
+    gated_norm_grad, // dy, o, p, w -> do, dp (columns of z), +dw
+    delta_cached,    // p, w, a_log, dt_bias, positions -> o, +window of the convolution, +state: generation
+    ssd_cached,      // p, w, bias, a_log, dt_bias, skip, positions -> o, +window, +state
+    activation,      // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
+    activation_grad, // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
+    sigmoid_scale,   // y, g -> y * sigmoid(g): each gate is of as many neighbours as there are; GateAttr
     sigmoid_scale_grad, // dout, y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp

@@ -165,6 +165,12 @@ const char* to_string(OpKind kind) {
         return "gated_norm_grad";
     case OpKind::delta_cached:
         return "delta_cached";
+    case OpKind::ssd:
+        return "ssd";
+    case OpKind::ssd_grad:
+        return "ssd_grad";
+    case OpKind::ssd_cached:
+        return "ssd_cached";
     case OpKind::activation:
         return "activation";
     case OpKind::activation_grad:
@@ -379,15 +385,19 @@ double ScanAttr::backward_bytes() const {
     return static_cast<double>(rows) * (42.0 * d + 42.0 * g + 38.0 * s + 28.0 * c);
 }
 
-std::int64_t DeltaAttr::work(bool grad) const {
-    constexpr std::int64_t chunk = 64; // delta_chunk of kernels/kernel_args.hpp
+std::int64_t StateAttr::work(bool grad) const {
+    constexpr std::int64_t chunk = 64; // state_chunk of kernels/kernel_args.hpp
     const std::int64_t k = key_dim, v = value_dim, chunks = (rows / batch + chunk - 1) / chunk;
+    const std::int64_t heads = batch * value_heads * chunks;
+    if (ssd) return heads * ((grad ? 2 : 1) * k * v + 4) + (grad ? batch * chunks * 2 * chunk * keys() : 0);
     const std::int64_t each = 2 * chunk + (grad ? 3 * k + 2 * v : k + v);
-    return batch * value_heads * chunks * (chunk * each + (grad ? 2 * k * v : 0));
+    return heads * (chunk * each + (grad ? 2 * k * v : 0));
 }
 
-double DeltaAttr::flops() const {
-    const double per_head = 3.0 * key_dim * value_dim + 64.0 * (key_dim + value_dim);
+// A delta rule reads, changes and asks its state, Mamba-2 adds to it and asks it; of a chunk's 64 rows half take part.
+double StateAttr::flops() const {
+    const double products = ssd ? 2.0 : 3.0, inner = ssd ? 32.0 : 64.0;
+    const double per_head = products * key_dim * value_dim + inner * (key_dim + value_dim);
     return 2.0 * static_cast<double>(rows) * value_heads * per_head;
 }
 

@@ -18,6 +18,14 @@
 
 namespace moe::program {
 
+// How a weight starts.
+enum class Init : std::uint8_t {
+    normal,     // deviates of a standard deviation
+    ones,       // a norm's weight
+    log_counts, // ln(1 + element): rates of Mamba-2's heads (transformers 5.24, modeling_nemotron_h.py)
+    steps,      // x with softplus(x) spread evenly, by its logarithm, from 0.001 to 0.1: steps of its heads (the same)
+};
+
 // A weight by its Hugging Face name. Local shape = global with shard_dim divided by the shard axis' degree.
 struct Parameter {
     std::string name;      // "{}" stands for the global expert index
@@ -26,9 +34,9 @@ struct Parameter {
     std::int64_t rows = 0, cols = 1; // global shape of the matrix (vectors: cols = 1)
     int shard_dim = -1;              // -1 replicated, 0 rows, 1 columns; over TP (dense) or ETP (expert)
     std::int64_t padded_rows = 0;    // embedding and head: rows after padding to the TP degree; = rows otherwise
-    double init_std = 0.02;          // 0 with ones = true: a norm weight
-    bool ones = false;
-    bool copy = false; // another pipeline rank holds the same weight and speaks for it (tied embeddings)
+    Init init = Init::normal;
+    double init_std = 0.02; // of normal deviates; 0: zeros
+    bool copy = false;      // another pipeline rank holds the same weight and speaks for it (tied embeddings)
     int bucket = -1;
     std::int64_t offset = 0; // place of the local slice in its bucket, elements
     std::int64_t local_rows = 0, local_cols = 1;
@@ -146,7 +154,8 @@ struct ProgramIo {
     // which the document of attention's query begins. Of each depth of labels [1]: those that there would be without
     // masks over those that count in the whole global batch, 0 where none does.
     TensorId document_positions = no_tensor, document_starts = no_tensor;
-    TensorId sequence_starts = no_tensor; // where the document of each row of whole sequences begins: gated delta nets
+    TensorId sequence_starts =
+        no_tensor;                     // where the document of each row of whole sequences begins: layers with a state
     TensorId chunk_starts = no_tensor; // where the chunk of each row's query begins, or its document if that is later
     std::vector<TensorId> label_shares;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight

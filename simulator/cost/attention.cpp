@@ -19,9 +19,9 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
     constexpr double fp8_gain = 1200.0 / 740.0;
     const auto* attr = std::get_if<program::AttentionAttr>(&op.attr);
     const stack::StackCosts& c = *rates.costs;
-    const auto* delta = std::get_if<program::DeltaAttr>(&op.attr); // taken to be as fast on its FLOPs
+    const auto* state = std::get_if<program::StateAttr>(&op.attr); // taken to be as fast on its FLOPs
     const bool forward = op.kind == program::OpKind::attention || op.kind == program::OpKind::pick_keys ||
-                         op.kind == program::OpKind::delta_rule;
+                         op.kind == program::OpKind::delta_rule || op.kind == program::OpKind::ssd;
     const bool picked = attr != nullptr && attr->picked > 0;
     double limit = forward ? c.attention_forward : c.attention_backward;
     if (attr != nullptr && attr->gathered) limit *= c.attention_gathered;
@@ -36,14 +36,14 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
             if (most > 0) keys = std::min(keys, static_cast<double>(most));
         // Under a causal mask a query sees half of its document in the mean.
         if (attr->documents) keys = std::min(keys, 2.0 * attr->visible * static_cast<double>(attr->seq_k));
-    } else if (delta != nullptr) {
-        keys = static_cast<double>(delta->rows / delta->batch);
+    } else if (state != nullptr) {
+        keys = static_cast<double>(state->rows / state->batch);
     }
     // Products of narrow heads fill tensor cores less, and those of FP8 take less time; exponentials, which run beside
     // the forward's products, take what they take.
     const double gain = precision > machine::Precision::bf16 ? fp8_gain : 1.0;
     const double width = attr != nullptr    ? std::min(1.0, attr->v_dim / 128.0)
-                         : delta != nullptr ? std::min(1.0, delta->value_dim / 128.0)
+                         : state != nullptr ? std::min(1.0, state->value_dim / 128.0)
                                             : 1.0;
     const double products = std::sqrt(width) / gain;
     const double time = forward && !picked ? std::max(products, c.attention_exponentials) : products;

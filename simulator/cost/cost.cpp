@@ -151,9 +151,15 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     if (attention != nullptr && attention->documents && plan::stack_traits(plan_).takes_attention_scratch)
         return own_attention_seconds(rates, op, gemm_precision(op, program));
     if (attention != nullptr) return attention_seconds(rates, op, gemm_precision(op, program));
-    if (op.kind == program::OpKind::delta_rule || op.kind == program::OpKind::delta_rule_grad)
+    switch (op.kind) {
+    case program::OpKind::delta_rule:
+    case program::OpKind::delta_rule_grad:
+    case program::OpKind::ssd:
+    case program::OpKind::ssd_grad:
         return attention_seconds(rates, op, gemm_precision(op, program));
-    return memory_bound_seconds(rates, op);
+    default:
+        return memory_bound_seconds(rates, op);
+    }
 }
 
 // Five iterations on every matrix, each three products in the precision of activations: X X^T, its square, and its

@@ -52,6 +52,8 @@ const char* class_of(program::OpKind kind) {
     case program::OpKind::delta_rule:
     case program::OpKind::delta_rule_grad:
         return "delta rules";
+    case program::OpKind::ssd:
+    case program::OpKind::ssd_grad:
     case program::OpKind::scan:
     case program::OpKind::scan_grad:
         return "scans";

@@ -97,7 +97,6 @@ Vec plus(Vec a, const Vec& b);
 // The cases that the benchmark times, at sizes of a small model's layer.
 std::vector<Case> activation_benchmarks();
 std::vector<Case> attention_benchmarks();
-std::vector<Case> delta_benchmarks();
 std::vector<Case> gemm_benchmarks();
 std::vector<Case> loss_benchmarks();
 std::vector<Case> norm_benchmarks();
@@ -106,5 +105,6 @@ std::vector<Case> permute_benchmarks();
 std::vector<Case> quantize_benchmarks();
 std::vector<Case> rope_benchmarks();
 std::vector<Case> router_benchmarks();
+std::vector<Case> state_benchmarks();
 
 } // namespace moe::test

@@ -81,7 +81,7 @@ Device describe_device() {
 
 std::vector<Line> time_lines(const Device& device) {
     std::vector<Line> lines;
-    for (const auto family : {gemm_benchmarks, attention_benchmarks, delta_benchmarks, norm_benchmarks, rope_benchmarks,
+    for (const auto family : {gemm_benchmarks, attention_benchmarks, state_benchmarks, norm_benchmarks, rope_benchmarks,
                               activation_benchmarks, router_benchmarks, permute_benchmarks, quantize_benchmarks,
                               loss_benchmarks, optimizer_benchmarks}) {
         for (const Case& c : family()) {

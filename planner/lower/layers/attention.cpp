@@ -115,17 +115,17 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
         o = a_.sparse() ? sparse_core(b, normed, keys) : mla_core(b, normed);
         break;
     case model::AttentionKind::mamba:
-        o = mamba_core(b, normed);
+        o = scans(b) ? scan_core(b, normed) : state_core(b, normed);
         break;
     default:
-        o = delta() ? delta_core(b, normed) : mixer_core(b, normed);
+        o = delta() ? state_core(b, normed) : mixer_core(b, normed);
         break;
     }
     b.module = program::Module::attn_out;
     emit::bind(b, out_, key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
     // Attention's backward keeps its BF16 output anyway, of which gates make another.
-    out_.shared_input = gates_ == program::no_tensor && !delta();
+    out_.shared_input = gates_ == program::no_tensor && !delta() && (!mamba() || scans(b));
     program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
@@ -165,10 +165,10 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         dnormed = a_.sparse() ? sparse_core_backward(b, doutput) : mla_core_backward(b, doutput);
         break;
     case model::AttentionKind::mamba:
-        dnormed = mamba_core_backward(b, doutput);
+        dnormed = scans(b) ? scan_core_backward(b, doutput) : state_core_backward(b, doutput);
         break;
     default:
-        dnormed = delta() ? delta_core_backward(b, doutput) : mixer_core_backward(b, doutput);
+        dnormed = delta() ? state_core_backward(b, doutput) : mixer_core_backward(b, doutput);
         break;
     }
     b.module = program::Module::layernorm;

@@ -82,15 +82,21 @@ private:
     program::TensorId sparse_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId pick_keys(emit::Builder& b, program::TensorId normed, program::TensorId q_in);
     void pick_keys_backward(emit::Builder& b);
-    void declare_mamba(emit::ParameterSet& set) const;
-    program::TensorId mamba_core(emit::Builder& b, program::TensorId normed);
-    program::TensorId mamba_core_backward(emit::Builder& b, program::TensorId doutput);
-    // Kimi delta attention, whose gates come from latents, is not executed.
+    // Layers with a state. Kimi delta attention, whose gates come from latents, is not executed, nor is the one op that
+    // published stacks have for Mamba-2.
     bool delta() const { return a_.kind == model::AttentionKind::gated_delta && a_.out_lora == 0; }
+    bool mamba() const { return a_.kind == model::AttentionKind::mamba; }
+    bool scans(const emit::Builder& b) const { return mamba() && plan::stack_traits(b.plan()).scans_in_one_op; }
     void declare_delta(emit::ParameterSet& set) const;
-    program::TensorId delta_core(emit::Builder& b, program::TensorId normed);
-    program::TensorId delta_cached(emit::Builder& b);
-    program::TensorId delta_core_backward(emit::Builder& b, program::TensorId doutput);
+    void declare_mamba(emit::ParameterSet& set) const;
+    program::TensorId scan_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId scan_core_backward(emit::Builder& b, program::TensorId doutput);
+    program::StateAttr state_of(int parts) const; // with the heads of one of so many ranks
+    program::TensorId state_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId state_cached(emit::Builder& b);
+    program::TensorId state_core_backward(emit::Builder& b, program::TensorId doutput);
+    std::string name(const char* part) const; // of a tensor of a layer with a state
+    std::vector<program::TensorId> rule_operands(std::vector<program::TensorId> first) const;
     static std::vector<program::TensorId> with_starts(const emit::Builder& b, std::vector<program::TensorId> in);
     program::TensorId mixer_core(emit::Builder& b,
                                  program::TensorId normed); // Kimi delta and compressed attention: priced, not executed
@@ -117,7 +123,7 @@ private:
     int layer_;
     Norm norm_, post_norm_, q_norm_, kv_norm_;
     emit::Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
-    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_, conv_, a_log_, dt_bias_;
+    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_, conv_, conv_bias_, a_log_, dt_bias_, skip_;
     program::TensorId qkv_raw_ = program::no_tensor, head_rstd_ = program::no_tensor,
                       kv_down_full_ = program::no_tensor;
     // Gates of the output [S, gate columns] and their gradient, what they gate, norms over all heads and their input.
@@ -130,7 +136,7 @@ private:
     program::RopeAttr rope_;
     program::MlaRopeAttr mla_rope_;
     program::ScanAttr scan_;
-    program::DeltaAttr delta_;
+    program::StateAttr state_;
     // Sparse attention: the indexer's projections, what it compares, what it picked.
     emit::Linear index_q_, index_k_, index_weights_;
     Norm index_norm_;

@@ -19,8 +19,7 @@ program::Parameter norm_weight(std::string name, std::int64_t cols) {
     program::Parameter p;
     p.name = std::move(name);
     p.rows = cols;
-    p.init_std = 0.0;
-    p.ones = true;
+    p.init = program::Init::ones;
     return p;
 }
 

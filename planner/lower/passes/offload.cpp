@@ -52,6 +52,7 @@ public:
             for (std::size_t i = 0; i < 3; ++i) visit(op.in[i], plan::offload::core_attn);
             return;
         case program::OpKind::delta_rule:
+        case program::OpKind::ssd:
             visit(op.in[0], plan::offload::core_attn);
             return;
         case program::OpKind::grouped_gemm:
@@ -125,7 +126,8 @@ program::TensorId add_home(program::Program& program, program::TensorId of) {
     return static_cast<program::TensorId>(program.tensors.size()) - 1;
 }
 
-// Tensors of one shape that take the same place in their layers leave from one buffer and come back into another.
+// Tensors of one shape that take the same place in their layers leave from one buffer and come back into another. Where
+// a layer is one part, the op that reads its input last writes the next layer's: these two take turns.
 void share_buffers(program::Program& program, const program::Template& forward,
                    std::map<program::TensorId, Offloaded>& offloaded) {
     using Kind = std::tuple<unsigned, program::Dtype, std::int64_t, std::int64_t, int>;
@@ -134,15 +136,23 @@ void share_buffers(program::Program& program, const program::Template& forward,
     for (auto& [id, o] : offloaded) {
         const program::Tensor source = program.tensors[static_cast<std::size_t>(id)];
         Kind kind{o.scope, source.dtype, source.rows, source.cols, 0};
-        std::get<int>(kind) = of_layer[{o.layer, kind}]++;
+        std::get<int>(kind) = 2 * of_layer[{o.layer, kind}]++;
+        const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const program::Op& op) {
+            return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
+        });
+        const auto first = buffers.find(kind);
+        const auto leaves_from_it = [&](program::TensorId in) {
+            const auto other = offloaded.find(in);
+            return other != offloaded.end() && other->second.source == first->second.first;
+        };
+        if (writer != forward.ops.end() && first != buffers.end() &&
+            std::any_of(writer->in.begin(), writer->in.end(), leaves_from_it))
+            ++std::get<int>(kind);
         const auto [at, fresh] = buffers.try_emplace(kind, program::no_tensor, program::no_tensor);
         if (fresh) at->second = {add_buffer(program, id, ".to_host"), add_buffer(program, id, ".from_host")};
         o.again = at->second.second;
         o.home = add_home(program, id);
         // The tensor that a stage receives keeps a place of its own, so that messages need not wait for copies.
-        const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const program::Op& op) {
-            return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
-        });
         o.source = writer == forward.ops.end() || writer->layer < 0 ? id : at->second.first;
     }
 }

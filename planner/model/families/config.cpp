@@ -115,23 +115,31 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
                attention.heads);
 }
 
+// What the kernels of layers with a state cannot hold on a GPU.
+std::string state_obstacle(const model::Attention& attention) {
+    constexpr std::int64_t widest = 128, most_taps = 8, widest_norm = 4096; // columns of a head, of a norm
+    const auto most = [](const char* field, std::int64_t value, std::int64_t limit) {
+        return value > limit ? fmt::format("{} = {}: only up to {} is trained", field, value, limit) : std::string();
+    };
+    if (attention.kind == model::AttentionKind::mamba) {
+        if (std::string text = most("mamba_head_dim", attention.value_dim, widest); !text.empty()) return text;
+        if (std::string text = most("conv_kernel", attention.conv_kernel, most_taps); !text.empty()) return text;
+        return most("mamba_num_heads * mamba_head_dim / n_groups",
+                    std::int64_t{attention.value_heads} * attention.value_dim / attention.key_heads, widest_norm);
+    }
+    if (std::string text = most("linear_key_head_dim", attention.key_dim, widest); !text.empty()) return text;
+    if (std::string text = most("linear_value_head_dim", attention.value_dim, widest); !text.empty()) return text;
+    return most("linear_conv_kernel_dim", attention.conv_kernel, most_taps);
+}
+
 std::string attention_obstacle(const model::Attention& attention) {
     if (attention.kind == model::AttentionKind::gated_delta && attention.out_lora > 0)
         return "linear_attn_config: no Kimi delta attention yet";
-    if (attention.kind == model::AttentionKind::gated_delta) {
-        constexpr int widest = 128; // columns of a head that kernels on GPUs hold
-        if (attention.key_dim > widest)
-            return fmt::format("linear_key_head_dim = {}: only up to {} is trained", attention.key_dim, widest);
-        if (attention.value_dim > widest)
-            return fmt::format("linear_value_head_dim = {}: only up to {} is trained", attention.value_dim, widest);
-        constexpr int most_taps = 8; // of the convolution, which they hold as well
-        if (attention.conv_kernel > most_taps)
-            return fmt::format("linear_conv_kernel_dim = {}: only up to {} is trained", attention.conv_kernel,
-                               most_taps);
+    if (attention.kind == model::AttentionKind::gated_delta || attention.kind == model::AttentionKind::mamba) {
+        if (std::string text = state_obstacle(attention); !text.empty()) return text;
     }
     if (attention.kind == model::AttentionKind::compressed)
         return "compress_ratios: no compressed sparse attention yet";
-    if (attention.kind == model::AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
     if (attention.k_eq_v) return "attention_k_eq_v = true: not trained yet";
     if (attention.rope) {
         if (std::string text = rope_obstacle(attention.rope->scaling); !text.empty()) return text;
@@ -142,7 +150,6 @@ std::string attention_obstacle(const model::Attention& attention) {
 }
 
 std::string moe_obstacle(const model::Moe& moe) {
-    if (moe.latent > 0) return fmt::format("moe_latent_size = {}: no experts of a width of their own yet", moe.latent);
     if (moe.branch_norms) return "norms of experts and of the MLP beside them: not trained yet";
     if (moe.router.scoring == model::Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
     return {};

@@ -129,12 +129,63 @@ JoinedRows joined_delta(const model::Model& model, const model::Attention& a, co
     return by_heads(in("in_proj_qkvz", first[part], 2 * (keys + values)), part < 2 ? key : value, 2 * (key + value));
 }
 
+// Nemotron-H calls every layer's part its mixer, and each depth of multi-token prediction is two layers of one part
+// each (vLLM, nemotron_h_mtp.py).
+std::string nemotron_h_name(const model::Model& model, const std::string& name) {
+    std::string text = replaced(name, "model.embed_tokens.", "backbone.embeddings.");
+    text = replaced(std::move(text), "model.norm.", "backbone.norm_f.");
+    const std::string marker = "model.layers.";
+    if (!text.starts_with(marker)) return text;
+    const std::size_t dot = text.find('.', marker.size()), layers = model.layers.size();
+    if (dot == std::string::npos) return text;
+    const auto layer = static_cast<std::size_t>(std::strtoul(text.c_str() + marker.size(), nullptr, 10));
+    std::string rest = text.substr(dot + 1);
+    const bool second =
+        rest.starts_with("post_attention_layernorm.") || rest.starts_with("mlp.") || rest.starts_with("shared_head.");
+    for (const auto& [ours, theirs] : {std::pair{"input_layernorm.", "norm."},
+                                       {"post_attention_layernorm.", "norm."},
+                                       {"shared_head.norm.", "final_layernorm."},
+                                       {"self_attn.", "mixer."},
+                                       {"mamba.", "mixer."},
+                                       {"mlp.", "mixer."}})
+        if (rest.starts_with(ours)) {
+            rest = replaced(std::move(rest), ours, theirs);
+            break;
+        }
+    if (layer < layers) return "backbone.layers." + std::to_string(layer) + "." + rest;
+    return "mtp.layers." + std::to_string(2 * (layer - layers) + (second ? 1 : 0)) + "." + rest;
+}
+
+// The parts of Mamba-2's projection and of its convolution: gate, x, B, C and steps; x, B and C.
+JoinedRows joined_mamba(const model::Model& model, const model::Attention& a, const std::string& name) {
+    const std::size_t end = name.rfind('.'), at = name.rfind('.', end - 1) + 1;
+    const std::string leaf = name.substr(at, end - at);
+    const std::int64_t groups = std::int64_t{a.key_heads} * a.key_dim,
+                       inner = std::int64_t{a.value_heads} * a.value_dim;
+    const auto in = [&](const char* whole, std::int64_t first, std::int64_t rows) {
+        return JoinedRows{checkpoint_name(model, name.substr(0, at) + whole + name.substr(end)), first, rows};
+    };
+    const std::pair<const char*, std::int64_t> convolved[] = {{"x", 0}, {"b", inner}, {"c", inner + groups}};
+    for (const auto& [part, first] : convolved) {
+        if (leaf == std::string("in_proj_") + part)
+            return in("in_proj", inner + first, 2 * (inner + groups) + a.value_heads);
+        if (leaf != std::string("conv1d_") + part) continue;
+        JoinedRows conv = in("conv1d", first, inner + 2 * groups);
+        conv.middle = name.ends_with(".weight");
+        return conv;
+    }
+    if (leaf == "in_proj_z") return in("in_proj", 0, 2 * (inner + groups) + a.value_heads);
+    if (leaf == "in_proj_dt") return in("in_proj", 2 * (inner + groups), 2 * (inner + groups) + a.value_heads);
+    return {};
+}
+
 } // namespace
 
 std::string checkpoint_name(const model::Model& model, const std::string& name) {
     std::string text = name;
     const std::string_view family = names_of(model.architecture);
     if (has_delta_layers(family)) text = qwen_mtp_name(model, text);
+    if (family == "NemotronHForCausalLM") return nemotron_h_name(model, text);
     // Beside towers the language model has a name of its own.
     if (family == "Qwen3_5ForCausalLM" && !model.left_out.empty() && text.starts_with("model."))
         text = replaced(std::move(text), "model.", "model.language_model.");
@@ -147,6 +198,7 @@ JoinedRows joined_rows(const model::Model& model, const std::string& name) {
     const std::string_view family = names_of(model.architecture);
     const model::LayerKind* kind = kind_of(model, name);
     if (kind == nullptr) return {};
+    if (kind->attention.kind == model::AttentionKind::mamba) return joined_mamba(model, kind->attention, name);
     if (has_delta_layers(family) && name.ends_with(".weight")) return joined_delta(model, kind->attention, name);
     if (family == "GraniteMoeForCausalLM" && kind->moe)
         for (const char* part : {"shared_experts.gate_proj.", "shared_experts.up_proj."})

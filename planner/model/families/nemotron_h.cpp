@@ -4,6 +4,7 @@
 #include "planner/model/families/families.hpp"
 
 #include <map>
+#include <tuple>
 
 namespace moe::families {
 namespace {
@@ -19,6 +20,14 @@ model::Attention read_mamba(const JsonObject& json) {
     mamba.scan_chunk = integer_or(json, "chunk_size", 128, 1, 1 << 16);
     if (mamba.value_heads % mamba.key_heads != 0)
         json.refuse_value("mamba_num_heads", fmt::format("must be a multiple of n_groups = {}", mamba.key_heads));
+    // What training has cut steps at (Megatron-LM, mamba_ssm). Classes of transformers 5.24 cut at time_step_min
+    // instead, the least step that weights begin with.
+    if (json.has("time_step_limit")) std::tie(mamba.step_min, mamba.step_max) = json.interval("time_step_limit");
+    if (!json.boolean_or("use_conv_bias", true))
+        json.refuse_value("use_conv_bias", "only convolutions with a bias are known");
+    for (const char* bias : {"use_bias", "mamba_proj_bias"})
+        if (json.boolean_or(bias, false)) json.refuse_value(bias, "only projections without a bias are known");
+    if (json.string_or("mamba_hidden_act", "silu") != "silu") json.refuse_value("mamba_hidden_act", "must be silu");
     return mamba;
 }
 
@@ -53,7 +62,10 @@ std::map<char, model::LayerKind> read_parts(const JsonObject& json, const model:
     const auto has = [&pattern](char letter) { return pattern.find(letter) != std::string::npos; };
     model::LayerKind plain;
     plain.attention.kind = model::AttentionKind::none;
-    plain.activation = read_activation(json, "relu2");
+    // Its own name in transformers; hidden_act in older files.
+    const bool own = json.has("mlp_hidden_act");
+    plain.activation =
+        read_activation(own ? json.with_string("hidden_act", json.string("mlp_hidden_act")) : json, "relu2");
     plain.gated = false;
     std::map<char, model::LayerKind> parts{{'M', plain}, {'*', plain}, {'E', plain}, {'-', plain}};
     if (has('M')) parts['M'].attention = read_mamba(json);
@@ -110,6 +122,8 @@ void read_nemotron_h(const JsonObject& json, model::Model& model) {
     if (depths > 0 && mtp != "*E")
         json.refuse_value("mtp_hybrid_override_pattern", "must be *E, an attention layer and experts");
     const std::map<char, model::LayerKind> parts = read_parts(json, model, pattern + mtp);
+    if (parts.at('E').moe && json.boolean_or("mlp_bias", false))
+        model.not_executable = "mlp_bias = true beside experts: not trained yet";
     for (const char letter : pattern) add_layer(model, parts.at(letter));
     for (int depth = 0; depth < depths; ++depth) {
         model::LayerKind kind = parts.at('E');

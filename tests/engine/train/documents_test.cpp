@@ -90,8 +90,8 @@ void check_packed(const std::string& model, const Documents& documents) {
 } // namespace
 
 TEST_CASE("packed documents train what each trains alone") {
-    for (const char* model :
-         {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral", "gptoss", "llama", "qwen3next", "qwen3.5"})
+    for (const char* model : {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral", "gptoss", "llama", "qwen3next",
+                              "qwen3.5", "nemotronh", "nemotron3"})
         check_packed(model, {9, 2, 14, 7});
 }
 

@@ -285,6 +285,35 @@ TEST_CASE("gated delta nets: the matrices of both generations, towers beside the
     }
 }
 
+TEST_CASE("Nemotron 3: mixers by the names of published files, two layers for a depth of prediction") {
+    const Folder folder;
+    const auto model = small_model("nemotron3", {{"num_nextn_predict_layers", "1"}});
+    train::Trainer first(small_plan(model, 1, {}), seeded(3)),
+        many(small_plan(model, 8, {{"tp", "2"}, {"ep", "4"}, {"cp", "2"}}), seeded(4));
+    // Rates of heads are the logarithms of their numbers, steps lie within their bounds.
+    CHECK(first.read_weight("model.layers.0.mamba.A_log")[2] == nearly(std::log(3.0)).epsilon(1e-6));
+    for (const float bias : first.read_weight("model.layers.0.mamba.dt_bias")) {
+        CHECK(std::log1p(std::exp(bias)) > 0.9e-3);
+        CHECK(std::log1p(std::exp(bias)) < 0.11);
+    }
+    train::export_weights(first, folder / "hf");
+    const std::vector<std::string> names = weights::StoredWeights(folder / "hf").names();
+    for (const char* name :
+         {"backbone.embeddings.weight", "backbone.norm_f.weight", "backbone.layers.0.norm.weight",
+          "backbone.layers.0.mixer.in_proj.weight", "backbone.layers.0.mixer.conv1d.weight",
+          "backbone.layers.0.mixer.conv1d.bias", "backbone.layers.0.mixer.D", "backbone.layers.0.mixer.norm.weight",
+          "backbone.layers.1.mixer.gate.e_score_correction_bias", "backbone.layers.1.mixer.experts.7.up_proj.weight",
+          "backbone.layers.1.mixer.fc1_latent_proj.weight", "backbone.layers.1.mixer.shared_experts.down_proj.weight",
+          "backbone.layers.2.mixer.q_proj.weight", "mtp.layers.0.eh_proj.weight", "mtp.layers.0.mixer.o_proj.weight",
+          "mtp.layers.1.norm.weight", "mtp.layers.1.mixer.experts.0.down_proj.weight",
+          "mtp.layers.1.final_layernorm.weight"}) {
+        CAPTURE(name);
+        CHECK(std::find(names.begin(), names.end(), name) != names.end());
+    }
+    CHECK(train::describe(train::load_weights(many, folder / "hf")) == "");
+    check_equal(first, many);
+}
+
 TEST_CASE("a vocabulary grows: new tokens begin as the mean of the others, under every plan") {
     for (const char* kind : {"qwen3", "gptoss", "deepseek3-mtp"}) {
         CAPTURE(kind);

@@ -172,6 +172,26 @@ TEST_CASE("parity: gated delta nets") {
     check_plans("qwen3next", {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
 }
 
+TEST_CASE("parity: Mamba-2, layers of one part each, experts of a latent width") {
+    check_plans("nemotronh", {
+                                 {{"tp", "4"}, {"mbs", "2"}},
+                                 {{"cp", "2"}, {"cp_comm", "alltoall"}, {"tp", "2"}},
+                                 {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}},
+                                 {{"cp", "8"}, {"recompute", "core_attn"}},
+                             });
+    check_plans("nemotron3", {
+                                 {{"tp", "4"}, {"ep", "8"}, {"mbs", "2"}},
+                                 {{"cp", "8"}, {"ep", "2"}, {"etp", "2"}},
+                                 {{"pp", "2"}, {"cp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                                 {{"pp", "2"}, {"ep", "4"}, {"dispatcher", "hybridep"}, {"recompute", "moe"}},
+                                 {{"tp", "2"}, {"ep", "2"}, {"offload", "core_attn"}, {"dispatcher", "allgather"}},
+                                 // The op that reads a layer's input last writes that of the next.
+                                 {{"ep", "2"}, {"offload", "attn_norm"}},
+                             });
+    for (const char* model : {"nemotronh", "nemotron3"})
+        check_plans(model, {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
+}
+
 TEST_CASE("parity: routing weights behind FC2") {
     const Fields late{{"memory_efficient_permutation", "off"}};
     check_plans("qwen3", {{{"ep", "8"}}, {{"tp", "2"}, {"ep", "2"}, {"etp", "2"}}, {{"recompute", "moe"}, {"ep", "4"}}},

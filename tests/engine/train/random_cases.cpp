@@ -60,7 +60,9 @@ void draw_balance(Dice& dice, RandomCase& c) {
     if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
 }
 
-bool is_dense(const std::string& model) { return model == "llama" || model == "nemotron" || model == "qwen3.5"; }
+bool is_dense(const std::string& model) {
+    return model == "llama" || model == "nemotron" || model == "nemotronh" || model == "qwen3.5";
+}
 
 // A list as JSON with a word drawn for every layer.
 std::string drawn_list(Dice& dice, int layers, std::initializer_list<const char*> words) {
@@ -72,14 +74,30 @@ std::string drawn_list(Dice& dice, int layers, std::initializer_list<const char*
 const char* experts_field(const std::string& model) {
     if (model == "mixtral" || model == "gptoss" || model == "granite" || model == "llama4") return "num_local_experts";
     if (model == "ernie") return "moe_num_experts";
-    const bool deepseek = model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo";
+    const bool deepseek =
+        model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo" || model == "nemotron3";
     return deepseek ? "n_routed_experts" : "num_experts";
 }
 
+// Layers of one part each.
+void draw_hybrid(Dice& dice, RandomCase& c, int layers) {
+    std::string pattern;
+    for (int layer = 0; layer < layers; ++layer)
+        pattern += is_dense(c.model) ? dice.of({"M", "*", "-"}) : dice.of({"M", "*", "E"});
+    if (!is_dense(c.model)) pattern.back() = 'E'; // Plans split experts.
+    c.config.emplace_back("hybrid_override_pattern", "\"" + pattern + "\"");
+    const int groups = dice.of({2, 4, 8});
+    c.config.emplace_back("n_groups", number(groups));
+    c.config.emplace_back("mamba_num_heads", number(groups * dice.of({1, 2, 3})));
+    c.config.emplace_back("conv_kernel", dice.of({"1", "2", "4"}));
+    if (dice.one_in(2)) c.config.emplace_back("time_step_limit", "[0.02, 0.4]");
+    if (dice.one_in(2) && !is_dense(c.model)) c.config.emplace_back("moe_latent_size", "null");
+}
+
 void draw_model(Dice& dice, RandomCase& c) {
-    c.model = dice.of({"qwen3",    "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",  "gptoss",
-                       "llama",    "olmoe", "granite",   "afmoe",         "laguna",    "nemotron", "mimo",
-                       "mistral4", "ernie", "llama4",    "hunyuan",       "qwen3next", "qwen3.5"});
+    c.model = dice.of({"qwen3",  "qwen2",   "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",  "gptoss",   "llama",
+                       "olmoe",  "granite", "afmoe",     "laguna",        "nemotron",  "mimo",     "mistral4", "ernie",
+                       "llama4", "hunyuan", "qwen3next", "qwen3.5",       "nemotronh", "nemotron3"});
     const int layers = dice.of({1, 2, 3, 4});
     c.config.emplace_back("num_hidden_layers", number(layers));
     const int heads = dice.of({4, 8, 16});
@@ -103,6 +121,7 @@ void draw_model(Dice& dice, RandomCase& c) {
         c.config.emplace_back("linear_num_value_heads", number(keys * dice.of({1, 2, 3})));
         c.config.emplace_back("linear_conv_kernel_dim", dice.of({"1", "2", "4"}));
     }
+    if (c.model == "nemotronh" || c.model == "nemotron3") draw_hybrid(dice, c, layers);
     if (c.model == "laguna") c.config.emplace_back("gating", dice.of({"true", "\"per-element\""}));
     if (c.model == "mimo") {
         c.config.emplace_back("hybrid_layer_pattern", drawn_list(dice, layers, {"0", "1"}));

@@ -124,6 +124,18 @@ const std::map<std::string, std::string>& configs() {
             "head_dim": 8, "intermediate_size": 64, "partial_rotary_factor": 0.5, "full_attention_interval": 2,
             "linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 8,
             "linear_conv_kernel_dim": 3)"},
+        // Layers of one part each: Mamba-2, a plain MLP, attention that turns nothing; steps that a bound cuts.
+        {"nemotronh",
+         R"("architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-*M",
+            "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64, "mlp_hidden_act": "relu2", "mamba_num_heads": 16,
+            "mamba_head_dim": 6, "ssm_state_size": 10, "n_groups": 8, "conv_kernel": 4, "time_step_limit": [0.02, 0.4])"},
+        // The same with experts of a latent width.
+        {"nemotron3",
+         R"("architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "ME*E",
+            "num_key_value_heads": 4, "head_dim": 8, "mlp_hidden_act": "relu2", "mamba_num_heads": 8, "mamba_head_dim": 8,
+            "ssm_state_size": 6, "n_groups": 8, "conv_kernel": 3, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32, "moe_latent_size": 24, "n_group": 4,
+            "topk_group": 2, "routed_scaling_factor": 2.5)"},
         {"llama",
          R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 4, "intermediate_size": 64)"},
     };

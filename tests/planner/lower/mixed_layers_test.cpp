@@ -93,7 +93,7 @@ TEST_CASE("gated delta nets, lowered: the counted weights, one rule a layer, tok
             exchanges += op.kind == program::OpKind::all_to_all;
             if (op.kind != kind) continue;
             ++rules;
-            const auto& delta = std::get<program::DeltaAttr>(op.attr);
+            const auto& delta = std::get<program::StateAttr>(op.attr);
             CHECK(delta.rows == 512); // all tokens
             CHECK(delta.key_heads == 2);
             CHECK(delta.value_heads == 4);

@@ -8,6 +8,8 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -61,7 +63,8 @@ TEST_CASE("hybrid: every letter is a layer of one part, an MTP depth has two") {
     const model::LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
     CHECK(depth.attention.kind == model::AttentionKind::gqa);
     CHECK(depth.moe.has_value());
-    CHECK(model.not_executable == "hybrid_override_pattern: no Mamba layers yet");
+    CHECK(model.not_executable.empty());
+    CHECK(model.kind_of(0).attention.step_max == std::numeric_limits<double>::infinity());
 }
 
 TEST_CASE("hybrid: what contradicts itself is refused by field") {
@@ -71,6 +74,19 @@ TEST_CASE("hybrid: what contradicts itself is refused by field") {
               .find("mtp_hybrid_override_pattern") != std::string::npos);
     CHECK(refused(config("ME*M-E", R"(, "mamba_expand": 2, "mamba_num_heads": 9)")).find("mamba_num_heads") !=
           std::string::npos);
+    for (const char* field : {R"("use_conv_bias": false)", R"("use_bias": true)", R"("mamba_proj_bias": true)",
+                              R"("mamba_hidden_act": "relu")", R"("time_step_limit": [1.0, 0.5])",
+                              R"("time_step_limit": [0.0, {"__float__": "-Infinity"}])"}) {
+        const std::string text = field, name = text.substr(1, text.find('"', 1) - 1);
+        CAPTURE(text);
+        CHECK(refused(config("ME*M-E", ", " + text)).find("config.json: " + name + " = ") != std::string::npos);
+    }
+    const auto obstacle = [](const std::string& rest) {
+        return families::model_from_json(config("ME*M-E", rest), "config.json").not_executable;
+    };
+    CHECK(obstacle(R"(, "time_step_limit": [0.001, {"__float__": "Infinity"}])").empty());
+    CHECK(obstacle(R"(, "mlp_bias": true)") == "mlp_bias = true beside experts: not trained yet");
+    CHECK(obstacle(R"(, "conv_kernel": 9)") == "conv_kernel = 9: only up to 8 is trained");
     plan::Plan plan = plan_of(config("ME*M-E"));
     REQUIRE(plan::check_plan(plan).message == "");
     plan.tp = 1;
@@ -131,6 +147,40 @@ TEST_CASE("hybrid: a scan moves its tokens, its chunks' states and their product
             CHECK(op.bytes == nearly(512.0 * (42 * 128 + 42 * 16 + 38 * 32 + 28 * 64)));
     }
     CHECK(gradients == 2);
+}
+
+TEST_CASE("hybrid: of our own engine Mamba's layer is a convolution, a rule and a norm, with the counted weights") {
+    plan::Plan plan = plan_of(config("ME*M-E", R"(, "time_step_limit": [0.001, 0.5])"));
+    plan.stack = "moe-plan";
+    plan.tp = plan.ep = 1;
+    plan.cp = 2;
+    plan.edp = 4;
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    std::int64_t declared = 0;
+    for (const program::Parameter& parameter : program.parameters) declared += parameter.local_elements();
+    CHECK(declared == model::count_parameters(*plan.model).total);
+    for (const auto& [index, kinds] :
+         {std::pair{0, std::array{program::OpKind::short_conv, program::OpKind::ssd, program::OpKind::gated_norm}},
+          std::pair{1, std::array{program::OpKind::short_conv_grad, program::OpKind::ssd_grad,
+                                  program::OpKind::gated_norm_grad}}}) {
+        std::map<program::OpKind, int> count;
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(index)].ops) {
+            ++count[op.kind];
+            if (op.kind != kinds[1]) continue;
+            const auto& state = std::get<program::StateAttr>(op.attr);
+            CHECK(state.rows == 512); // all tokens, of half of the heads
+            CHECK(state.key_heads == 1);
+            CHECK(state.value_heads == 4);
+            CHECK(state.step_min == 0.001);
+            CHECK(state.step_max == 0.5);
+            // Two products with a state and half a chunk's inner ones, 2 FLOPs each.
+            CHECK(state.flops() == nearly(2.0 * 512 * 4 * (2.0 * 16 * 32 + 32.0 * (16 + 32))));
+        }
+        for (const program::OpKind kind : kinds) CHECK(count[kind] == 2);
+        CHECK(count[program::OpKind::scan] + count[program::OpKind::scan_grad] == 0);
+        CHECK(count[program::OpKind::all_to_all] == 4); // there and back
+    }
 }
 
 TEST_CASE("hybrid: under context parallelism a scan has all tokens of some heads") {

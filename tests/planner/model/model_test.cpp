@@ -163,9 +163,9 @@ TEST_CASE("what execute cannot train is named, with what would run where one cha
         CAPTURE(name);
         CHECK_FALSE(moe::families::load_model(name).not_executable.empty());
     }
-    for (const char* name :
-         {"Qwen3-30B-A3B", "Qwen2-57B-A14B", "Mixtral-8x7B", "Kimi-K2", "DeepSeek-V2-Lite", "Llama3-8B", "Llama4-Scout",
-          "Nemotron-4-15B", "GPT-MLM-1.7B", "DBRX", "MiniMax-M2", "Qwen3-Next-80B-A3B"}) {
+    for (const char* name : {"Qwen3-30B-A3B", "Qwen2-57B-A14B", "Mixtral-8x7B", "Kimi-K2", "DeepSeek-V2-Lite",
+                             "Llama3-8B", "Llama4-Scout", "Nemotron-4-15B", "GPT-MLM-1.7B", "DBRX", "MiniMax-M2",
+                             "Qwen3-Next-80B-A3B", "Nemotron-3-Super", "Nemotron-H-56B"}) {
         CAPTURE(name);
         CHECK(moe::families::load_model(name).not_executable.empty());
     }

@@ -30,6 +30,12 @@ DELTA = dict(num_key_value_heads=4, head_dim=16, linear_num_key_heads=4, linear_
              layer_types=["linear_attention", "full_attention", "linear_attention"],
              rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5})
 
+# Classes of transformers 5.24 cut steps at time_step_min, ours at time_step_limit: here both are the same.
+MAMBA = dict(num_key_value_heads=4, head_dim=16, mamba_num_heads=8, mamba_head_dim=12, ssm_state_size=20, n_groups=4,
+             conv_kernel=4, chunk_size=16, time_step_min=0.45, time_step_limit=[0.45, float("inf")], n_routed_experts=8,
+             num_experts_per_tok=3, moe_intermediate_size=32, moe_shared_expert_intermediate_size=48, n_group=2,
+             topk_group=1, routed_scaling_factor=2.5, layer_norm_epsilon=1e-5)
+
 SPLIT = ["gpus=8", "tp=2", "ep=4", "mbs=2"]
 STAGES = ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]
 DENSE_SPLIT = ["gpus=4", "tp=2", "mbs=1"]
@@ -158,6 +164,13 @@ CASES = {
                            ["gpus=8", "tp=2", "cp=2", "pp=2", "mbs=2"]),
     "qwen3.5": ("Qwen3_5ForCausalLM", dict(COMMON, **DELTA), DENSE_SPLIT),
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", dict(COMMON, **EXPERTS, **DELTA, shared_expert_intermediate_size=48), SPLIT),
+    "nemotron-h": ("NemotronHForCausalLM", dict({k: v for k, v in COMMON.items() if k != "num_hidden_layers"}, **MAMBA,
+                                                hybrid_override_pattern="M-M*-M"), ["gpus=8", "tp=2", "cp=2", "mbs=2"]),
+    "nemotron-3": ("NemotronHForCausalLM", dict({k: v for k, v in COMMON.items() if k != "num_hidden_layers"}, **MAMBA,
+                                                hybrid_override_pattern="MEM*E"), SPLIT),
+    "nemotron-3-latent": ("NemotronHForCausalLM", dict({k: v for k, v in COMMON.items() if k != "num_hidden_layers"},
+                                                       **MAMBA, hybrid_override_pattern="ME*EM", moe_latent_size=40),
+                          ["gpus=8", "tp=2", "pp=2", "ep=4", "mbs=2"]),
     "llama4": ("Llama4ForCausalLM", dict(COMMON, num_key_value_heads=4, head_dim=16, num_local_experts=8,
                                          num_experts_per_tok=1, intermediate_size_mlp=96, interleave_moe_layer_step=1,
                                          use_qk_norm=True, attention_chunk_size=12, attn_temperature_tuning=True,

@@ -124,6 +124,7 @@ NAMES = {
     "HunYuanMoEV1ForCausalLM": [("mlp.gate.wg", "mlp.gate"), ("mlp.shared_mlp", "mlp.shared_experts"),
                                 ("self_attn.query_layernorm", "self_attn.q_norm"),
                                 ("self_attn.key_layernorm", "self_attn.k_norm")],
+    "NemotronHForCausalLM": [("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm")],
     "Llama4ForCausalLM": [("feed_forward.router", "mlp.gate"), ("feed_forward.shared_expert.", "mlp.shared_experts."),
                           ("feed_forward", "mlp")],
 }
@@ -148,12 +149,38 @@ def delta_parts(config, name, grad):
     return None
 
 
+def mixer_parts(config, name, grad):
+    """The parts of a layer of Nemotron-H under the names of a Program."""
+    at = re.fullmatch(r"(model\.layers\.(\d+)\.)(norm|mixer)\.(.*)", name)
+    if not at:
+        return [(name, grad)]
+    kind = config.layers_block_type[int(at[2])]
+    if at[3] == "norm":
+        attends = kind in ("linear_attention", "full_attention", "mamba", "attention")
+        return [(f"{at[1]}{'input' if attends else 'post_attention'}_layernorm.{at[4]}", grad)]
+    if kind not in ("linear_attention", "mamba"):
+        stem, leaf = ("self_attn" if "attention" in kind else "mlp"), at[4]
+        if experts := re.fullmatch(r"experts\.(\w+)", leaf):
+            return [(f"{at[1]}mlp.experts.{e}.{experts[1]}.weight", g) for e, g in enumerate(grad)]
+        return [(f"{at[1]}{stem}.{leaf}", grad)]
+    inner, groups = config.mamba_num_heads * config.mamba_head_dim, config.n_groups * config.ssm_state_size
+    rows = {"in_proj": dict(z=inner, x=inner, b=groups, c=groups, dt=config.mamba_num_heads),
+            "conv1d": dict(x=inner, b=groups, c=groups)}
+    module, _, leaf = at[4].rpartition(".")
+    if module not in rows:
+        return [(f"{at[1]}mamba.{at[4]}", grad)]
+    parts = grad.reshape(grad.shape[0], -1).split(list(rows[module].values()))
+    return [(f"{at[1]}mamba.{module}_{part}.{leaf}", g) for part, g in zip(rows[module], parts)]
+
+
 def parts_of(model, name, grad):
     """The matrices of a Program that lie in a parameter of a class, under the Program's names."""
     kind = type(model).__name__
     for theirs, ours in NAMES.get(kind, []):
         name = name.replace(theirs, ours)
     layer = name.rsplit(".self_attn", 1)[0]
+    if kind == "NemotronHForCausalLM":
+        return mixer_parts(model.config, name, grad)
     if hasattr(model.config, "linear_num_key_heads") and name.endswith(".weight"):
         if parts := delta_parts(model.config, name, grad):
             return parts
