@@ -386,21 +386,4 @@ device::QueuedStep Trainer::queued_step() const {
     return step;
 }
 
-double Trainer::average_gib() const {
-    std::int64_t most = 0;
-    for (const Rank& rank : ranks_) {
-        std::int64_t elements = 0;
-        for (const program::Bucket& b : program_of(rank).buckets) elements += b.elements / b.group_size;
-        most = std::max(most, elements);
-    }
-    return options_.ema > 0.0 ? 4.0 * static_cast<double>(most) / (1 << 30) : 0.0;
-}
-
-double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
-double Trainer::memory_gib() const {
-    double most = arena_gib();
-    for (const Rank& rank : ranks_) most = std::max(most, rank.device->used_bytes() / (1 << 30));
-    return most;
-}
-
 } // namespace moe::train

@@ -1,0 +1,155 @@
+// What execute cannot run: choices of a plan that the simulator alone knows.
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan_choices.hpp"
+#include "planner/plan/stack_traits.hpp"
+
+#include <array>
+#include <vector>
+
+namespace moe::plan {
+
+namespace {
+
+// Kernels of FP8 products take 16 bytes at a time, so that every width of theirs must be a multiple of 16.
+PlanFault check_widths(const Plan& plan) {
+    struct Width {
+        const char* name;
+        std::int64_t elements;
+    };
+    std::vector<Width> widths{{"hidden_size", plan.model->hidden}};
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        const model::Attention& a = kind.attention;
+        const std::int64_t heads = a.heads / plan.tp;
+        widths.push_back({"width of the attention's output per rank", heads * a.v_dim});
+        if (a.kind == model::AttentionKind::gqa)
+            widths.push_back({"width of queries, keys and values per rank",
+                              heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + a.v_dim)});
+        if (a.kind == model::AttentionKind::mla)
+            widths.insert(widths.end(),
+                          {{"q_lora_rank", a.q_lora},
+                           {"kv_lora_rank", a.kv_lora},
+                           {"width of the rotary key", a.rope_dim},
+                           {"width of queries per rank", heads * a.qk_dim},
+                           {"width of keys and values per rank", heads * (a.qk_dim - a.rope_dim + a.v_dim)}});
+        if (a.kind == model::AttentionKind::gated_delta || a.kind == model::AttentionKind::mamba) {
+            const std::int64_t keys = std::int64_t{a.key_heads} * a.key_dim,
+                               values = std::int64_t{a.value_heads} * a.value_dim,
+                               gates = (a.kind == model::AttentionKind::mamba ? 1 : 2) * std::int64_t{a.value_heads};
+            widths.insert(widths.end(),
+                          {{"width of a state's projection per rank", (2 * (keys + values) + gates) / plan.tp},
+                           {"width of a state's output per rank", values / plan.tp}});
+        }
+        if (kind.dense()) widths.push_back({"width of the MLP per rank", kind.dense_ffn / plan.tp});
+        if (kind.moe) widths.push_back({"width of an expert per rank", kind.moe->ffn / plan.etp});
+        if (kind.moe) widths.push_back({"moe_latent_size", kind.moe->latent});
+        if (kind.moe) widths.push_back({"width of the shared experts per rank", kind.moe->shared_ffn / plan.tp});
+    }
+    for (const Width& width : widths)
+        if (width.elements % 16 != 0)
+            return fault("fp8 widths",
+                         "precision = fp8-blockwise: the {} is {}, products in FP8 take multiples of 16: "
+                         "use another degree or --precision bf16",
+                         width.name, width.elements);
+    return {};
+}
+
+PlanFault check_executable_precision(const Plan& plan) {
+    const auto runs = [](machine::Precision p) {
+        return p <= machine::Precision::bf16 || p == machine::Precision::fp8_blockwise;
+    };
+    struct Choice {
+        const char* field;
+        machine::Precision precision;
+    };
+    const std::array choices{Choice{"precision", plan.precision}, Choice{"attention_precision", plan.core_attention()},
+                             Choice{"expert_precision", plan.experts()}, Choice{"head_precision", plan.head()}};
+    bool fp8 = false;
+    for (const auto& [field, precision] : choices) {
+        if (!runs(precision) || (precision == machine::Precision::fp32) != (plan.precision == machine::Precision::fp32))
+            return fault(field, "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise", field,
+                         machine::to_string(precision));
+        fp8 = fp8 || precision == machine::Precision::fp8_blockwise;
+    }
+    if (!fp8) return {};
+    if ((plan.offload & offload::optimizer) != 0)
+        return fault("offload",
+                     "offload = {}: weights of fp8-blockwise are quantized from their masters as a step begins, which "
+                     "must lie on the device: leave optimizer out",
+                     offload::to_string(plan.offload));
+    return check_widths(plan);
+}
+
+// Conditions of dispatch over peer memory: a warp holds all that there is to know of a token, 16 bytes move at a time,
+// and every rank reaches the memory of the others.
+PlanFault check_over_peers(const Plan& plan) {
+    constexpr int most_ranks = 8, most_choices = 24, most_experts = 896;
+    if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};
+    const auto refused = [](const std::string& why) {
+        return fault("dispatcher", "dispatcher = hybridep: {}: set dispatcher=alltoall", why);
+    };
+    if (plan.etp > 1) return refused(fmt::format("etp = {}, experts must be whole", plan.etp));
+    if (plan.ep > most_ranks) return refused(fmt::format("ep = {}, at most {} are supported", plan.ep, most_ranks));
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        if (!kind.moe) continue;
+        if (kind.moe->top_k > most_choices || kind.moe->experts > most_experts)
+            return refused(fmt::format("{} of {} experts per token, at most {} of {} are supported", kind.moe->top_k,
+                                       kind.moe->experts, most_choices, most_experts));
+    }
+    if (plan.model->hidden % 8 != 0) return refused(fmt::format("width {} is no multiple of 8", plan.model->hidden));
+    // Degrees that search has not settled yet, or that do not fit, are no mesh; other checks say so.
+    const bool settled =
+        plan.tp * plan.cp * plan.dp * plan.pp == plan.gpus && plan.etp * plan.ep * plan.edp * plan.pp == plan.gpus;
+    if (plan.hardware->cpu || !settled) return {};
+    const Mesh mesh(plan);
+    const int domain = std::max(1, plan.hardware->nvlink_domain_used);
+    for (int rank = 0; rank < mesh.size(); ++rank)
+        for (const int other : mesh.members({Domain::expert, axis::expert}, rank))
+            if (other / domain != rank / domain)
+                return refused(fmt::format("ranks {} and {} of an EP group are in different NVLink domains of {}", rank,
+                                           other, domain));
+    return {};
+}
+
+// FSDP by our own ops: published stacks state what theirs moves, not where zeros and sums are.
+PlanFault check_resharding(const Plan& plan) {
+    if (!plan.reshards()) return {};
+    if (!stack_traits(plan).adds_to_shards)
+        return fault("fsdp", "fsdp = on of stack \"{}\" is not supported: search again with --stack moe-plan",
+                     plan.stack);
+    for (const machine::Precision precision : {plan.precision, plan.experts(), plan.head()})
+        if (precision == machine::Precision::fp8_blockwise)
+            return fault("fsdp",
+                         "fsdp = on is not supported with fp8-blockwise, whose matrices are quantized one by one where "
+                         "they stay: set fsdp=off or precision=bf16");
+    return {};
+}
+
+} // namespace
+
+PlanFault check_executable(const Plan& plan) {
+    if (const PlanFault found = check_executable_precision(plan)) return found;
+    struct Choice {
+        bool made;
+        const char* field;
+        std::string value, otherwise;
+    };
+    const std::array choices{
+        Choice{plan.dispatcher == Dispatcher::deepep, "dispatcher", "deepep", "hybridep"},
+        Choice{plan.dispatcher == Dispatcher::ncclep, "dispatcher", "ncclep", "hybridep"},
+        Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
+        Choice{plan.gradients != machine::Precision::fp32 && !stack_traits(plan).reduces_bf16_copy, "gradients",
+               machine::to_string(plan.gradients), "fp32"},
+        Choice{plan.paged_stash, "paged_stash", "on", "off"},
+        Choice{plan.cp_comm == ContextComm::hierarchical, "cp_comm", to_string(plan.cp_comm), "ring"},
+        // One queue of a GPU hides nothing.
+        Choice{plan.tp_overlap && !plan.hardware->cpu, "tp_overlap", "on", "off"},
+    };
+    for (const auto& [made, field, value, otherwise] : choices)
+        if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);
+    if (const PlanFault found = check_resharding(plan)) return found;
+    return check_over_peers(plan);
+}
+
+} // namespace moe::plan
