@@ -1,6 +1,8 @@
 // Sizes that follow from an op's attributes: scales, bytes and FLOPs of scans, memory that a call uses.
 #include "planner/program/op_attr.hpp"
 
+#include "planner/program/tensor.hpp"
+
 namespace moe::program {
 
 std::int64_t QuantizeAttr::scales() const {

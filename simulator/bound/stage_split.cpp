@@ -171,8 +171,9 @@ std::vector<FastBoundModel::Moved> FastBoundModel::moved_of(const plan::Plan& pl
             result.push_back({g.parts.front().first, 1, gather, reduce, quantize});
             continue;
         }
-        for (const auto& [part, elements] : g.parts) {
-            const double share = static_cast<double>(elements) / static_cast<double>(g.all.elements);
+        for (const auto& of_part : g.parts) {
+            const auto part = of_part.first;
+            const double share = static_cast<double>(of_part.second) / static_cast<double>(g.all.elements);
             const int count = shape.segments[static_cast<std::size_t>(part)].second;
             const auto add = [&](int segments, double times) {
                 result.push_back({part, segments, times * gather, times * reduce, times * quantize});

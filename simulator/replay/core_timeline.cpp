@@ -27,10 +27,7 @@ enum class Step { arrive, work, leave };
 class Pool {
 public:
     Pool(const plan::Plan& plan, std::vector<RankRun>& runs)
-        : plan_(plan),
-          runs_(runs),
-          mesh_(plan),
-          free_(std::max(1, std::min(static_cast<int>(runs.size()), plan.hardware->cores))) {
+        : runs_(runs), mesh_(plan), free_(std::max(1, std::min(static_cast<int>(runs.size()), plan.hardware->cores))) {
         for (const RankRun& run : runs) threads_.emplace_back(*run.program);
     }
 
@@ -194,7 +191,6 @@ private:
         return false;
     }
 
-    const plan::Plan& plan_;
     std::vector<RankRun>& runs_;
     plan::Mesh mesh_;
     std::vector<Thread> threads_;
