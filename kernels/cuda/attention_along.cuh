@@ -6,7 +6,7 @@
 namespace moe::cuda::tensor_attention {
 
 // along[(h - first_head) * rows + row] = dout . o, a warp for each.
-inline __global__ void along_kernel(AttentionShape s, Src dout, Src o, int first_head, int heads, float* along) {
+__global__ void along_kernel(AttentionShape s, Src dout, Src o, int first_head, int heads, float* along) {
     const std::int64_t rows = s.seq_q * s.batch, width = std::int64_t{s.heads} * s.v_dim;
     const std::int64_t step = std::int64_t{gridDim.x} * (blockDim.x / warp_size);
     const int lane = static_cast<int>(threadIdx.x % warp_size);
@@ -21,8 +21,8 @@ inline __global__ void along_kernel(AttentionShape s, Src dout, Src o, int first
 }
 
 // dsinks[h] -= the sum over queries of exp(sink - lse) along, a block for each head.
-inline __global__ void sink_kernel(AttentionShape s, const float* lse, const float* along, int first_head, Src sinks,
-                                   float* dsinks) {
+__global__ void sink_kernel(AttentionShape s, const float* lse, const float* along, int first_head, Src sinks,
+                            float* dsinks) {
     const int h = first_head + static_cast<int>(blockIdx.x);
     const std::int64_t rows = s.seq_q * s.batch;
     const float sink = load(sinks, h);
