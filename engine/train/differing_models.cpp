@@ -1,6 +1,7 @@
 // In which fields a stored model differs from a plan's.
 #include "engine/train/huggingface.hpp"
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 
 #include <algorithm>
 
