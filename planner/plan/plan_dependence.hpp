@@ -77,7 +77,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::seq,                    {value,   value,   none,    value,   tokens,  value,   none}},
     FieldRow{&Plan::gbs,                    {none,    none,    none,    none,    none,    value,   none}},
     FieldRow{&Plan::routing,                {value,   value,   none,    none,    value,   none,    none,    experts}},
-    FieldRow{&Plan::router,                 {value,   value,   value,   none,    value,   value,   value}},
+    FieldRow{&Plan::router,                 {value,   value,   value,   sharded, value,   value,   value}},
     FieldRow{&Plan::documents,              {value,   value,   none,    value,   none,    value,   none}},
     FieldRow{&Plan::lengths,                {value,   value,   none,    value,   none,    value,   none}},
     FieldRow{&Plan::gpus,                   {sharded, value,   none,    value,   value,   value,   value}},

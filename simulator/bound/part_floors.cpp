@@ -12,7 +12,7 @@ namespace {
 // Nothing for what neither part's key tells: copies to the host, and steps of FSDP without a group.
 std::optional<PartKind> part_of(const program::Op& op) {
     if (op.stream == program::Stream::host) return std::nullopt;
-    if (op.stream == program::Stream::data) {
+    if (op.stream == program::Stream::data || op.module == program::Module::data_parallel) {
         if (op.group.axes == 0) return std::nullopt;
         return op.group.domain == plan::Domain::expert ? PartKind::routed : PartKind::dense;
     }

@@ -256,7 +256,8 @@ const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id
         for (std::size_t t = 0; t < 2; ++t)
             for (const program::Op& op : sharded.program.templates[t].ops) {
                 const cost::OpCost& other = others[j++];
-                if (op.stream == program::Stream::data) continue;
+                // What sharding brings along the whole segment lacks, and is not bounded here.
+                if (op.stream == program::Stream::data || op.module == program::Module::data_parallel) continue;
                 cost::OpCost& cost = ops.at(i++);
                 cost.device = std::min(cost.device, other.device);
                 cost.host = std::min(cost.host, other.host);

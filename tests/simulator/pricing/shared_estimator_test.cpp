@@ -45,6 +45,7 @@ const std::map<std::string, Values>& field_values() {
         {"optimizer", {"adamw", "adamw+bf16_moments", "muon"}},
         {"lora", {"none", "16", "8", "16:8:attention", "16:32:experts"}},
         {"fsdp", {"off", "on"}},
+        {"fsdp_replicas", {"1", "2"}},
         {"dispatcher", {"alltoall", "allgather", "deepep", "hybridep"}},
         {"cp_comm", {"ring", "alltoall"}},
         {"capacity", {"none", "1.25", "1.5", "2"}},
@@ -207,11 +208,19 @@ std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack:
             moe::plan::set_field(plan, field, value);
             if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
             if (field == "load_balancing") plan.router.aux_loss = 0.01;
-            if (field == "paged_stash") plan.capacity = 1.5;
-            if (field == "lora") {
+            if (field == "paged_stash") {
+                plan.capacity = 1.5, plan.offload = 0;
+                plan.dispatcher = moe::plan::Dispatcher::hybridep;
+            }
+            if (field == "lora" || field == "fsdp_replicas") {
                 plan.precision = moe::machine::Precision::bf16;
                 plan.attention_precision = plan.expert_precision = plan.head_precision = std::nullopt;
                 plan.optimizer.muon = false;
+            }
+            if (field == "fsdp_replicas") {
+                plan.fsdp = true;
+                plan.lora = {};
+                plan.ep_overlap = false;
             }
             keep(plan, field, value);
         } catch (const moe::Error&) { // layers of another model
