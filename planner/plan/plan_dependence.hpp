@@ -107,9 +107,10 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::lora,                   everywhere},
     FieldRow{&Plan::fsdp,                   {sharded, value,   sharded, value,   value,   value,   value}},
     FieldRow{&Plan::fsdp_replicas,          {sharded, value,   sharded, value,   value,   value,   value}},
-    FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    none,    experts}},
+    // What is asked of the host decides how much of any layer a partial graph holds.
+    FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    none}},
     FieldRow{&Plan::cp_comm,                {value,   value,   none,    value,   none,    none,    none}},
-    FieldRow{&Plan::capacity,               {value,   value,   none,    none,    value,   value,   none,    experts}},
+    FieldRow{&Plan::capacity,               {value,   value,   none,    none,    value,   value,   none}},
     FieldRow{&Plan::paged_stash,            {value,   value,   none,    value,   value,   value,   none,    experts}},
     FieldRow{&Plan::memory_efficient_permutation,
                                             {value,   value,   none,    value,   value,   value,   none,    experts}},

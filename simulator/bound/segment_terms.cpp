@@ -4,6 +4,7 @@
 #include "planner/lower/passes/first_gradients.hpp"
 #include "planner/lower/passes/merge.hpp"
 #include "planner/lower/passes/recompute.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/stack_traits.hpp"
 #include "simulator/replay/contention.hpp"
@@ -272,7 +273,9 @@ const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id
 // such a layer may be as short as its busiest stream.
 bool SegmentTerms::begins_early(const plan::Plan& plan, estimate::SegmentId id) {
     const bool offloaded = (plan.offload & ~plan::offload::optimizer) != 0;
-    return plan.reshards() || (id.kind == lower::SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
+    if (id.kind != lower::SegmentKind::layer) return plan.reshards();
+    const bool stashed = plan.paged_stash && plan.model->kinds[static_cast<std::size_t>(id.layer_kind)].moe.has_value();
+    return plan.reshards() || plan.cp > 1 || stashed || offloaded;
 }
 
 Terms SegmentTerms::played(const Plain& base, const plan::Plan& plan, estimate::SegmentId id,
