@@ -129,7 +129,7 @@ PlanFault check_resharding(const Plan& plan) {
 } // namespace
 
 PlanFault check_executable(const Plan& plan) {
-    if (const PlanFault found = check_executable_precision(plan)) return found;
+    if (PlanFault found = check_executable_precision(plan)) return found;
     struct Choice {
         bool made;
         const char* field;
@@ -148,7 +148,7 @@ PlanFault check_executable(const Plan& plan) {
     };
     for (const auto& [made, field, value, otherwise] : choices)
         if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);
-    if (const PlanFault found = check_resharding(plan)) return found;
+    if (PlanFault found = check_resharding(plan)) return found;
     return check_over_peers(plan);
 }
 

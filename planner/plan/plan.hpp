@@ -54,7 +54,7 @@ struct OptimizerChoice {
     bool operator==(const OptimizerChoice&) const = default;
 };
 
-struct Plan {
+struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand by subject.
     std::shared_ptr<const model::Model> model;
     std::shared_ptr<const machine::Hardware> hardware;
     std::string stack; // software generation; what it is taken to do: stack_traits.hpp

@@ -164,7 +164,7 @@ PlanFault check_replicas(const Plan& plan) {
 }
 
 PlanFault check_communication(const Plan& plan) {
-    if (const PlanFault found = check_replicas(plan)) return found;
+    if (PlanFault found = check_replicas(plan)) return found;
     if (plan.optimizer.muon && plan.optimizer.bf16_moments)
         return fault("optimizer", "optimizer = {}: BF16 moments are AdamW's, use muon", to_string(plan.optimizer));
     if (plan.optimizer.muon && plan.reshards())

@@ -37,7 +37,8 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
         // Under a causal mask a query sees half of its document in the mean.
         if (attr->documents) keys = std::min(keys, 2.0 * attr->visible * static_cast<double>(attr->seq_k));
     } else if (state != nullptr) {
-        keys = static_cast<double>(state->rows / state->batch);
+        const std::int64_t positions = state->rows / state->batch;
+        keys = static_cast<double>(positions);
     }
     // Products of narrow heads fill tensor cores less, and those of FP8 take less time; exponentials, which run beside
     // the forward's products, take what they take.
