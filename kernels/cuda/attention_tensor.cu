@@ -77,10 +77,11 @@ struct Running {
             sum[h] = sum[h] * factor[h] + added;
         }
     }
-    // Sums of all columns.
+    // Sums of all columns. (A template: where the kernel has no body, nothing else may stay unused.)
+    template <int rows = 2>
     __device__ void finish() {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < rows; ++h) {
             sum[h] += __shfl_xor_sync(all_lanes, sum[h], 1);
             sum[h] += __shfl_xor_sync(all_lanes, sum[h], 2);
         }

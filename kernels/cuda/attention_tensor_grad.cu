@@ -13,7 +13,9 @@ namespace {
 
 using namespace tensor_attention;
 
-constexpr int stages = 2, full_lanes = warp_size; // full_lanes: lanes that bring what belongs to a stage's queries
+constexpr int stages = 2;
+// Lanes that bring what belongs to a stage's queries.
+[[maybe_unused]] constexpr int full_lanes = warp_size;
 
 struct Maps {
     CUtensorMap q, k, v, dout;
@@ -25,12 +27,14 @@ struct Operands {
     Dst dq, dk, dv;
 };
 
-__device__ std::int64_t along_at(const AttentionSizes& z, const Operands& in, int b, int h, std::int64_t query) {
+[[maybe_unused]] __device__ std::int64_t along_at(const AttentionSizes& z, const Operands& in, int b, int h,
+                                                  std::int64_t query) {
     return z.lse(b, h - in.first_head, query);
 }
 
 // Log-sum-exp to the base 2; infinity, of which weights are zero, for queries that see nothing or that there are not.
-__device__ float lse_of(const AttentionSizes& z, const Operands& in, int b, int h, std::int64_t query) {
+[[maybe_unused]] __device__ float lse_of(const AttentionSizes& z, const Operands& in, int b, int h,
+                                         std::int64_t query) {
     if (query >= z.s.seq_q) return INFINITY;
     const float lse = in.lse[z.lse(b, h, query)];
     return lse == -INFINITY ? INFINITY : lse * log2_e;
