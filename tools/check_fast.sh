@@ -24,7 +24,7 @@ programs_of() {
     planner | simulator | engine) echo "build-fast/tests/$1/$1_test" ;;
     kernels) echo "build-fast/tests/kernels/kernels_test" ;;
     "engine allocations") echo "build-fast/tests/engine/allocation_test" ;;
-    tools) echo "build-fast/tests/tools/tools_test build-fast/tools/moe-plan" ;;
+    tools | "tools execute") echo "build-fast/tests/tools/tools_test build-fast/tools/moe-plan" ;;
     esac
 }
 
