@@ -97,8 +97,8 @@ Case rule_case(bool grad, const StateShape& s, Options o) {
     const char* name = ssd ? "ssd" : "delta_rule";
     out.name = describe(grad ? (std::string(name) + "_grad").c_str() : name, s, o);
     auto d = net_of(s, out.name, o, s.work(grad));
-    // Sums of sums of a chunk's rows, of ssd's also their differences.
-    out.tolerance = (grad && o.type == Type::f32 ? (ssd ? 10.0 : 6.0) : 3.0) * tolerance(o.type);
+    // Gradients: sums of sums of a chunk's rows, and their differences. An H200 was seen 2.0e-5 off, 6.7 tolerances.
+    out.tolerance = (grad && o.type == Type::f32 ? 10.0 : 3.0) * tolerance(o.type);
     out.flops = rule_flops(s) * (grad ? 2.5 : 1.0);
     out.bytes = static_cast<double>(s.rows * (s.convolved() + s.values()) * (grad ? 2 : 1)) *
                 static_cast<double>(size_of(o.type));
