@@ -155,7 +155,8 @@ TEST_CASE("runs in processes of their own measure the same calls, and say why th
 }
 
 TEST_CASE("every model of the grids is a sound plan, and those of GPUs fit one of 80 GB") {
-    const ops::Backend& cpu = backends::backend_named("cpu");
+    const std::string name = "cpu";
+    const ops::Backend& cpu = backends::backend_named(name);
     for (const bool gpus : {false, true})
         for (const bench::Point& point : gpus ? bench::grid_of_gpus() : bench::grid_of_cores()) {
             INFO(point.family);

@@ -65,7 +65,7 @@ struct Profile {
     ProfileComparison compared() const { return compare_profile(predicted(), 0, profile, steps, table()); }
 };
 
-const ProfileRow& named(const ProfileComparison& c, const std::string& name) {
+const ProfileRow& named(const ProfileComparison& c, const char* name) {
     for (const ProfileRow& one : c.rows)
         if (one.name == name) return one;
     FAIL("no row " << name);
