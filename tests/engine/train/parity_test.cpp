@@ -156,6 +156,9 @@ TEST_CASE("parity: factors, gates, norms of all heads, LayerNorm, rotations by l
                                           "hunyuan", "ernie", "dbrx",  "mistral4", "llama4"};
     for (std::size_t i = 0; i < models.size(); ++i) check_plans(models[i], {plans[i % plans.size()]});
     check_plans("nemotron", {{{"tp", "4"}}});
+    check_plans("step", {plans[0], plans[1], plans[2]});
+    check_plans("phimoe", {plans[0], {{"tp", "4"}, {"ep", "8"}, {"dispatcher", "hybridep"}}});
+    check_plans("erniebias", {plans[0], plans[2]});
     check_plans("qwen3.5", {{{"tp", "2"}, {"cp", "4"}, {"recompute", "core_attn"}}});
     check_plans("gpt", {{{"tp", "2"}, {"cp", "2"}, {"pp", "2"}}});
 }
@@ -190,6 +193,33 @@ TEST_CASE("parity: Mamba-2, layers of one part each, experts of a latent width")
                              });
     for (const char* model : {"nemotronh", "nemotron3"})
         check_plans(model, {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
+}
+
+TEST_CASE("parity: Mamba-2 beside experts, with Granite's factors") {
+    check_plans("granite4", {
+                                {{"tp", "4"}, {"ep", "8"}, {"mbs", "2"}},
+                                {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}},
+                                {{"pp", "2"}, {"cp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                                {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}},
+                                {{"pp", "2"}, {"ep", "4"}, {"dispatcher", "hybridep"}, {"recompute", "moe"}},
+                            });
+    check_plans("granite4", {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
+}
+
+TEST_CASE("parity: norms of values and of branches, keys as values, capped logits, scaled layers") {
+    check_plans("gemma4",
+                {
+                    {{"tp", "4"}, {"ep", "8"}, {"mbs", "2"}},
+                    {{"tp", "2"}, {"cp", "2"}, {"ep", "2"}, {"etp", "2"}},
+                    {{"cp", "4"}, {"cp_comm", "alltoall"}, {"ep", "2"}},
+                    {{"pp", "2"}, {"cp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                    {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "4"}, {"recompute", "layernorm"}},
+                    {{"tp", "2"}, {"ep", "2"}, {"offload", "core_attn+attn_norm"}, {"dispatcher", "allgather"}},
+                    {{"pp", "2"}, {"ep", "4"}, {"dispatcher", "hybridep"}, {"memory_efficient_permutation", "off"}},
+                });
+    check_plans("gemma4", {{{"ep", "4"}, {"tp", "2"}}}, {{"documents", "mask"}, {"aux_loss", "0.1"}});
+    check_plans("gemma4", {{{"ep", "4"}, {"tp", "2"}}}, {{"lora", "4"}});
 }
 
 TEST_CASE("parity: routing weights behind FC2") {
