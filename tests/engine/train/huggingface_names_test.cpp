@@ -1,6 +1,7 @@
 // Names of the tensors that families with modules of their own have in published files, and back under another plan.
 #include "engine/train/huggingface.hpp"
 #include "engine/weights/safetensors.hpp"
+#include "planner/model/model.hpp"
 #include "tests/engine/train/samples.hpp"
 #include "tests/support/folder.hpp"
 #include "tests/support/nearly.hpp"

@@ -153,7 +153,7 @@ CASES = {
     "step3.7": ("Step3p7ForConditionalGeneration", dict(
         text_config=dict({**COMMON, "pad_token_id": 0}, num_key_value_heads=4, head_dim=16,
                          num_sliding_attention_heads=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, share_expert_dim=48, sliding_window=12,
-                         moe_router_scaling_factor=1.5, swiglu_limits=[0.0, 0.02, 0.0],
+                         moe_router_scaling_factor=1.5, swiglu_limits=[0.0, 0.025, 0.0],
                          swiglu_limits_shared=[0.03, 0.0, 0.02],
                          layer_types=["full_attention", "sliding_attention", "sliding_attention"],
                          mlp_layer_types=["dense", "sparse", "sparse"], rope_parameters={
