@@ -209,6 +209,19 @@ struct HeadsNormShape {
     double eps = 1e-6;
 };
 
+// A row of x holds `front` columns and `heads` value heads of `dim` behind them; from_keys: it ends with the front,
+// whose last heads are the values as well. Each value head is divided by its root mean square, eps inside the root.
+struct ValueNormShape {
+    std::int64_t tokens = 0, front = 0;
+    int heads = 0, dim = 0;
+    double eps = 1e-6;
+    bool from_keys = false;
+    std::int64_t values() const { return std::int64_t{heads} * dim; }
+    std::int64_t width() const { return front + values(); }                      // of y
+    std::int64_t x_width() const { return from_keys ? front : width(); }         // of x
+    std::int64_t source() const { return from_keys ? front - values() : front; } // of the values in x
+};
+
 // silu x*sigmoid(x); gelu exact (erf); quick_gelu x*sigmoid(1.702x); relu2 max(x, 0)^2; gelu_tanh
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 enum class Curve : std::uint8_t { silu, gelu, quick_gelu, relu2, gelu_tanh };
@@ -217,8 +230,10 @@ struct ActivationShape {
     Curve curve = Curve::silu;
     bool gated = true; // whether x is [rows, 2 ffn], gate first; else [rows, ffn]
     int groups = 0;    // length of counts, when given
-    // GPT-OSS, gated only; 0 is none: y = curve(min(gate, limit)) * (1 + clamp(up, -limit, limit)).
+    // Gated only; 0 is none. GPT-OSS: y = curve(min(gate, limit)) * (1 + clamp(up, -limit, limit)). limit_behind
+    // (Step-3.5): y = min(curve(gate), limit) * clamp(up, -limit, limit).
     double limit = 0.0;
+    bool limit_behind = false;
 };
 
 // The best top_k of score + bias, best first, equal ones by lower index. With groups > 1 only experts of the
@@ -227,6 +242,8 @@ struct ActivationShape {
 // saturate.
 // weight = score (without bias) of the chosen, divided by (their sum + 1e-20) when normalize, times scale.
 // softmax_after_top_k: the score is the logit itself, and weight = softmax over the chosen logits.
+// mixer above 0, in place of all that: k by k the largest logit m is chosen of those left. Its weight is its share of
+// the softmax over those left that have (m - logit) / max(|logit|, m) <= 2 mixer, times scale.
 enum class Score : std::uint8_t { softmax, sigmoid, sqrt_softplus };
 struct RouterShape {
     std::int64_t tokens = 0;
@@ -238,6 +255,7 @@ struct RouterShape {
     // The choice is forced where positions are given: token t of position p = positions[(first + t) / batch] goes to
     // the experts (p + k floor(experts / top_k)) mod experts.
     std::int64_t first = 0, batch = 1;
+    double mixer = 0.0;
 };
 
 // Row t belongs to sequence t modulo `sequences`; n(b, e) tokens of sequence b hold e among their top_k largest

@@ -56,12 +56,17 @@ struct Kernels {
     void (*heads_norm_grad)(const HeadsNormShape& shape, Src dy, Src x, const float* squares, const float* along,
                             Src wq, Src wk, Dst dx, float* dwq, float* dwk, void* stream);
 
-    // y = factor * x; y may be x.
-    void (*scale)(Src x, double factor, Dst y, std::int64_t n, void* stream);
-    // y = x cut at -limit and limit; y may be x.
-    void (*clip)(Src x, double limit, Dst y, std::int64_t n, void* stream);
-    // dx = dy where |x| <= limit, else 0; dx may be dy.
-    void (*clip_grad)(Src dy, Src x, double limit, Dst dx, std::int64_t n, void* stream);
+    // y[tokens, front + heads * dim]: the first `front` columns of x, and value heads over their root mean square.
+    void (*value_norm)(const ValueNormShape& shape, Src x, Dst y, void* stream);
+    // dx, like x, of dy, like y.
+    void (*value_norm_grad)(const ValueNormShape& shape, Src dy, Src x, Dst dx, void* stream);
+
+    // y = factor * [w[1]] * x; y may be x.
+    void (*scale)(Src x, Src w, double factor, Dst y, std::int64_t n, void* stream);
+    // y = x cut at -limit and limit, soft: limit * tanh(x / limit); y may be x.
+    void (*clip)(Src x, double limit, bool soft, Dst y, std::int64_t n, void* stream);
+    // dx = dy where |x| <= limit, else 0; soft: dy * (1 - tanh(x / limit)^2). dx may be dy.
+    void (*clip_grad)(Src dy, Src x, double limit, bool soft, Dst dx, std::int64_t n, void* stream);
     // y = a + b; y may be a or b.
     void (*add)(Src a, Src b, Dst y, std::int64_t n, void* stream);
     // y[rows, cols] = x + b[cols]; y may be x.
@@ -156,6 +161,13 @@ struct Kernels {
     // dlogits[tokens, experts]; the choice itself has no gradient. dlogits may be logits.
     void (*router_grad)(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index,
                         Dst dlogits, void* stream);
+
+    // scaled[n] = weight * s[index], 0 where an index is negative; s[experts].
+    void (*expert_scale)(const float* weight, const std::int32_t* index, Src s, float* scaled, std::int64_t n,
+                         int experts, void* stream);
+    // dweight[n] = dscaled * s[index], +ds[experts]; dweight may be dscaled.
+    void (*expert_scale_grad)(const float* dscaled, const float* weight, const std::int32_t* index, Src s,
+                              float* dweight, float* ds, std::int64_t n, int experts, void* stream);
 
     // load[sequences, experts] = n(b, e)
     void (*router_load)(const BalanceShape& shape, Src logits, float* load, void* stream);

@@ -57,19 +57,30 @@ void heads_norm_grad(const OpContext& c) {
                               src(c, 5), dst(c, 0), floats_out(c, 1), floats_out(c, 2), c.stream);
 }
 
+ValueNormShape value_norm_shape(const OpContext& c) {
+    const program::ValueNormAttr& a = std::get<program::ValueNormAttr>(c.op.attr);
+    return {a.tokens, a.front, a.heads, a.dim, a.eps, a.from_keys};
+}
+
+void value_norm(const OpContext& c) { c.kernels.value_norm(value_norm_shape(c), src(c, 0), dst(c, 0), c.stream); }
+
+void value_norm_grad(const OpContext& c) {
+    c.kernels.value_norm_grad(value_norm_shape(c), src(c, 0), src(c, 1), dst(c, 0), c.stream);
+}
+
 void scale(const OpContext& c) {
-    c.kernels.scale(src(c, 0), std::get<program::ScaleAttr>(c.op.attr).factor, dst(c, 0), c.output(0).elements(),
-                    c.stream);
+    c.kernels.scale(src(c, 0), src(c, 1), std::get<program::ScaleAttr>(c.op.attr).factor, dst(c, 0),
+                    c.output(0).elements(), c.stream);
 }
 
 void clip(const OpContext& c) {
-    c.kernels.clip(src(c, 0), std::get<program::ClipAttr>(c.op.attr).limit, dst(c, 0), c.output(0).elements(),
-                   c.stream);
+    const program::ClipAttr& a = std::get<program::ClipAttr>(c.op.attr);
+    c.kernels.clip(src(c, 0), a.limit, a.soft, dst(c, 0), c.output(0).elements(), c.stream);
 }
 
 void clip_grad(const OpContext& c) {
-    c.kernels.clip_grad(src(c, 0), src(c, 1), std::get<program::ClipAttr>(c.op.attr).limit, dst(c, 0),
-                        c.output(0).elements(), c.stream);
+    const program::ClipAttr& a = std::get<program::ClipAttr>(c.op.attr);
+    c.kernels.clip_grad(src(c, 0), src(c, 1), a.limit, a.soft, dst(c, 0), c.output(0).elements(), c.stream);
 }
 
 void add(const OpContext& c) { c.kernels.add(src(c, 0), src(c, 1), dst(c, 0), c.output(0).elements(), c.stream); }
@@ -225,7 +236,7 @@ Curve curve(model::Activation function) {
 
 ActivationShape activation_shape(const OpContext& c, std::size_t counts) {
     const program::ActivationAttr& a = std::get<program::ActivationAttr>(c.op.attr);
-    return {a.rows, a.ffn, curve(a.function), a.gated, groups_of(c, counts), a.limit};
+    return {a.rows, a.ffn, curve(a.function), a.gated, groups_of(c, counts), a.limit, a.limit_behind};
 }
 
 void activation(const OpContext& c) {
@@ -323,6 +334,8 @@ void add_kernels(Backend& backend) {
     set(program::OpKind::heads_norm, heads_norm);
     set(program::OpKind::heads_along, heads_along);
     set(program::OpKind::heads_norm_grad, heads_norm_grad);
+    set(program::OpKind::value_norm, value_norm);
+    set(program::OpKind::value_norm_grad, value_norm_grad);
     set(program::OpKind::scale, scale);
     set(program::OpKind::clip, clip);
     set(program::OpKind::clip_grad, clip_grad);

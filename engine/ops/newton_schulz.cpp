@@ -46,10 +46,10 @@ void NewtonSchulz::run() {
     for (int i = 0; i < iterations; ++i) {
         GemmShape shape{short_, short_, std::max(rows_, cols_), !wide, wide, false};
         kernels_.gemm(shape, x_, x_, gram, stream_);
-        kernels_.scale(gram, c, scaled, square, stream_);
-        kernels_.scale(gram, b, sum, square, stream_);
+        kernels_.scale(gram, {}, c, scaled, square, stream_);
+        kernels_.scale(gram, {}, b, sum, square, stream_);
         kernels_.gemm({short_, short_, short_, false, false, true}, scaled, gram, sum, stream_);
-        kernels_.scale(x_, a, y_, n, stream_);
+        kernels_.scale(x_, {}, a, y_, n, stream_);
         kernels_.gemm({rows_, cols_, short_, false, false, true}, wide ? sum : x_, wide ? x_ : sum, y_, stream_);
         std::swap(x_, y_);
     }

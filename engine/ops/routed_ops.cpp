@@ -26,7 +26,8 @@ RouterShape router_shape(const OpContext& c) {
             r.groups_kept,
             r.group_score_top,
             c.position.tensor * a.tokens,
-            a.batch};
+            a.batch,
+            r.mixer};
 }
 
 void router(const OpContext& c) {
@@ -35,6 +36,16 @@ void router(const OpContext& c) {
 
 void router_grad(const OpContext& c) {
     c.kernels.router_grad(router_shape(c), floats(c, 0), src(c, 1), ints(c, 2), dst(c, 0), c.stream);
+}
+
+void expert_scale(const OpContext& c) {
+    c.kernels.expert_scale(floats(c, 0), ints(c, 1), src(c, 2), floats_out(c, 0), c.output(0).elements(),
+                           static_cast<int>(c.input(2).elements()), c.stream);
+}
+
+void expert_scale_grad(const OpContext& c) {
+    c.kernels.expert_scale_grad(floats(c, 0), floats(c, 1), ints(c, 2), src(c, 3), floats_out(c, 0), floats_out(c, 1),
+                                c.output(0).elements(), static_cast<int>(c.input(3).elements()), c.stream);
 }
 
 BalanceShape balance_shape(const OpContext& c) {
@@ -169,6 +180,8 @@ void add_routed_kernels(Backend& backend) {
     };
     set(program::OpKind::router, router);
     set(program::OpKind::router_grad, router_grad);
+    set(program::OpKind::expert_scale, expert_scale);
+    set(program::OpKind::expert_scale_grad, expert_scale_grad);
     set(program::OpKind::router_load, router_load);
     set(program::OpKind::router_loss, router_loss);
     set(program::OpKind::router_loss_grad, router_loss_grad);

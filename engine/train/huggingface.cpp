@@ -67,6 +67,8 @@ Source joined_expert(families::ExpertLayout layout, const std::string& prefix, c
     case families::ExpertLayout::fused:
         if (down) return {prefix + "down_proj", {experts, rows, cols}, part.expert * matrix, cols};
         return {prefix + "gate_up_proj", {experts, 2 * rows, cols}, (2 * part.expert + (up ? 1 : 0)) * matrix, cols};
+    case families::ExpertLayout::stacked:
+        return {prefix + part.leaf, {experts, rows, cols}, part.expert * matrix, cols};
     case families::ExpertLayout::transposed:
         if (down) return {prefix + "down_proj", {experts, cols, rows}, part.expert * matrix, 1, rows};
         return {prefix + "gate_up_proj",
@@ -119,7 +121,8 @@ std::vector<Source> named_sources(const model::Model& model, const std::string& 
     // Classes of transformers 5 may have other names in memory, and save them so: Mixtral's block is "mlp" there.
     for (const std::string& other :
          {name, replaced(named, ".block_sparse_moe.", ".mlp."), replaced(name, "mlp.gate.e_score", "mlp.e_score"),
-          replaced(name, "mlp.gate.e_score", "mlp.gate.moe_statics.e_score")})
+          replaced(name, "mlp.gate.e_score", "mlp.gate.moe_statics.e_score"),
+          replaced(name, ".mlp.gate.weight", ".mlp.router.weight")})
         if (other != named) list.push_back(plain(other, own, 0));
     if (!part) return list;
     const bool gate = part->leaf == "gate_proj.weight" || part->leaf == "w1.weight",

@@ -58,13 +58,17 @@ void evaluate(Curve curve, const float* from, std::int64_t n, float* y, float* d
     }
 }
 
-// Cuts the gate from above and up on both sides, and shifts up, where the shape has a limit; works in place.
+// Cuts the gate or, behind, its curve from above and up on both sides, and shifts up, where the shape has a limit;
+// works in place.
 void clamp_gate(const ActivationShape& s, float* gate, std::int64_t n) {
-    if (s.limit > 0.0) Out(gate, n) = In(gate, n).min(static_cast<float>(s.limit));
+    if (s.limit > 0.0 && !s.limit_behind) Out(gate, n) = In(gate, n).min(static_cast<float>(s.limit));
+}
+void clamp_curve(const ActivationShape& s, float* curve, std::int64_t n) {
+    if (s.limit > 0.0 && s.limit_behind) Out(curve, n) = In(curve, n).min(static_cast<float>(s.limit));
 }
 void clamp_up(const ActivationShape& s, float* up, std::int64_t n) {
     const auto limit = static_cast<float>(s.limit);
-    if (s.limit > 0.0) Out(up, n) = In(up, n).max(-limit).min(limit) + 1.0f;
+    if (s.limit > 0.0) Out(up, n) = In(up, n).max(-limit).min(limit) + (s.limit_behind ? 0.0f : 1.0f);
 }
 
 std::int64_t active_rows(const ActivationShape& s, const std::int32_t* counts) {
@@ -99,6 +103,7 @@ void activation(const ActivationShape& s, Src x, const float* probs, const std::
                 gate = wide_x;
             }
             evaluate(s.curve, gate, n, curve, nullptr);
+            clamp_curve(s, curve, n);
             float* out = y.data != nullptr ? target(y, r * s.ffn + i, wide_y) : wide_y;
             if (s.gated && s.limit > 0.0) {
                 load(x, r * width + s.ffn + i, n, wide_up);
@@ -136,7 +141,8 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
                 load(x, gate_at, n, wide_x);
                 clamp_gate(s, wide_x, n);
                 evaluate(s.curve, wide_x, n, curve, slope);
-                Out(slope, n) *= (In(inside, n) <= limit).cast<float>();
+                Out(slope, n) *= (In(s.limit_behind ? curve : inside, n) <= limit).cast<float>();
+                clamp_curve(s, curve, n);
             } else {
                 evaluate(s.curve, read(x, gate_at, n, wide_x), n, curve, slope);
             }

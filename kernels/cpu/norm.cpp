@@ -54,38 +54,88 @@ void rmsnorm_grad(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx
     }
 }
 
-void scale(Src x, double factor, Dst y, std::int64_t n, void*) {
+// Heads of a row one by one: the inverse of each one's root mean square, and, going back, what dy adds along it.
+void value_norm(const ValueNormShape& s, Src x, Dst y, void*) {
+    float* wide_x = scratch(Slot::a, s.dim);
+    float* wide_y = scratch(Slot::b, s.dim);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        move(x, t * s.x_width(), y, t * s.width(), s.front);
+        for (int h = 0; h < s.heads; ++h) {
+            const std::int64_t from = t * s.x_width() + s.source() + std::int64_t{h} * s.dim,
+                               to = t * s.width() + s.front + std::int64_t{h} * s.dim;
+            const In in(read(x, from, s.dim, wide_x), s.dim);
+            const float rstd =
+                1.0f / std::sqrt(in.square().sum() / static_cast<float>(s.dim) + static_cast<float>(s.eps));
+            float* out = target(y, to, wide_y);
+            Out(out, s.dim) = in * rstd;
+            flush(y, to, s.dim, out);
+        }
+    }
+}
+
+void value_norm_grad(const ValueNormShape& s, Src dy, Src x, Dst dx, void*) {
+    float* wide_x = scratch(Slot::a, s.dim);
+    float* wide_dy = scratch(Slot::b, s.dim);
+    float* wide_key = scratch(Slot::c, s.dim);
+    float* wide_dx = scratch(Slot::d, s.dim);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        move(dy, t * s.width(), dx, t * s.x_width(), s.from_keys ? s.source() : s.front);
+        for (int h = 0; h < s.heads; ++h) {
+            const std::int64_t at = s.source() + std::int64_t{h} * s.dim, from = t * s.x_width() + at,
+                               of = t * s.width() + s.front + std::int64_t{h} * s.dim;
+            const In in(read(x, from, s.dim, wide_x), s.dim), grad(read(dy, of, s.dim, wide_dy), s.dim);
+            const auto n = static_cast<float>(s.dim);
+            const float rstd = 1.0f / std::sqrt(in.square().sum() / n + static_cast<float>(s.eps));
+            const float along = (grad * in).sum() * rstd * rstd * rstd / n;
+            float* out = target(dx, from, wide_dx);
+            Out(out, s.dim) = grad * rstd - in * along;
+            if (s.from_keys) Out(out, s.dim) += In(read(dy, t * s.width() + at, s.dim, wide_key), s.dim);
+            flush(dx, from, s.dim, out);
+        }
+    }
+}
+
+void scale(Src x, Src w, double factor, Dst y, std::int64_t n, void*) {
+    const float by = static_cast<float>(factor) * (w.data != nullptr ? value(w, 0) : 1.0f);
     float* wide_x = scratch(Slot::a, chunk);
     float* wide_y = scratch(Slot::b, chunk);
     for (std::int64_t i = 0; i < n; i += chunk) {
         const std::int64_t m = std::min(chunk, n - i);
         float* out = target(y, i, wide_y);
-        Out(out, m) = In(read(x, i, m, wide_x), m) * static_cast<float>(factor);
+        Out(out, m) = In(read(x, i, m, wide_x), m) * by;
         flush(y, i, m, out);
     }
 }
 
-void clip(Src x, double limit, Dst y, std::int64_t n, void*) {
+void clip(Src x, double limit, bool soft, Dst y, std::int64_t n, void*) {
     float* wide_x = scratch(Slot::a, chunk);
     float* wide_y = scratch(Slot::b, chunk);
     const auto most = static_cast<float>(limit);
     for (std::int64_t i = 0; i < n; i += chunk) {
         const std::int64_t m = std::min(chunk, n - i);
         float* out = target(y, i, wide_y);
-        Out(out, m) = In(read(x, i, m, wide_x), m).max(-most).min(most);
+        const In in(read(x, i, m, wide_x), m);
+        if (soft)
+            Out(out, m) = most * (in / most).tanh();
+        else
+            Out(out, m) = in.max(-most).min(most);
         flush(y, i, m, out);
     }
 }
 
-void clip_grad(Src dy, Src x, double limit, Dst dx, std::int64_t n, void*) {
+void clip_grad(Src dy, Src x, double limit, bool soft, Dst dx, std::int64_t n, void*) {
     float* wide_dy = scratch(Slot::a, chunk);
     float* wide_x = scratch(Slot::b, chunk);
     float* wide_dx = scratch(Slot::c, chunk);
+    const auto most = static_cast<float>(limit);
     for (std::int64_t i = 0; i < n; i += chunk) {
         const std::int64_t m = std::min(chunk, n - i);
         float* out = target(dx, i, wide_dx);
-        Out(out, m) = In(read(dy, i, m, wide_dy), m) *
-                      (In(read(x, i, m, wide_x), m).abs() <= static_cast<float>(limit)).cast<float>();
+        const In in(read(x, i, m, wide_x), m), grad(read(dy, i, m, wide_dy), m);
+        if (soft)
+            Out(out, m) = grad * (1.0f - (in / most).tanh().square());
+        else
+            Out(out, m) = grad * (in.abs() <= most).cast<float>();
         flush(dx, i, m, out);
     }
 }
@@ -175,6 +225,8 @@ void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float
 void add_norm(Kernels& table) {
     table.rmsnorm = rmsnorm;
     table.rmsnorm_grad = rmsnorm_grad;
+    table.value_norm = value_norm;
+    table.value_norm_grad = value_norm_grad;
     table.scale = scale;
     table.clip = clip;
     table.clip_grad = clip_grad;

@@ -3,6 +3,10 @@
 
 #include <Eigen/Core>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 namespace moe::cpu {
 namespace {
 
@@ -73,6 +77,36 @@ void force(const RouterShape& s, std::int32_t position, std::int32_t* index) {
     for (int k = 0; k < s.top_k; ++k) index[k] = (position + k * apart) % s.experts;
 }
 
+// The weight of expert `best` among those whose `left` is above minus infinity, and in p every one's share. `left` is
+// what has not been chosen of `logits`.
+float mix(const RouterShape& s, const float* logits, const float* left, int best, float* p) {
+    const float most = left[best];
+    float sum = 0.0f;
+    for (int e = 0; e < s.experts; ++e) {
+        const float far = (most - logits[e]) / std::max(std::abs(logits[e]), most);
+        const bool apart = std::isinf(left[e]) || far > 2.0f * static_cast<float>(s.mixer);
+        sum += p[e] = apart ? 0.0f : std::exp(left[e] - most);
+    }
+    for (int e = 0; e < s.experts; ++e) p[e] /= sum;
+    return p[best];
+}
+
+// Expert by expert: `each(k, best, weight, p)`.
+template <class Each>
+void mix_all(const RouterShape& s, const Work& w, const std::int32_t* forced, const Each& each) {
+    std::copy_n(w.logits, s.experts, w.choice);
+    for (int k = 0; k < s.top_k; ++k) {
+        int best = forced != nullptr ? forced[k] : -1;
+        for (int e = 0; forced == nullptr && e < s.experts; ++e) {
+            const bool taken = w.choice[e] == -std::numeric_limits<float>::infinity();
+            if (!taken && (best < 0 || w.choice[e] > w.choice[best])) best = e;
+        }
+        best = std::max(best, 0);
+        each(k, best, static_cast<float>(s.scale) * mix(s, w.logits, w.choice, best, w.value));
+        w.choice[best] = -std::numeric_limits<float>::infinity();
+    }
+}
+
 void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
             float* weight, void*) {
     const Work w(s);
@@ -80,6 +114,15 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
     std::int32_t* kept = index_scratch(s.groups);
     for (std::int64_t t = 0; t < s.tokens; ++t) {
         load(logits, t * s.experts, s.experts, w.logits);
+        if (s.mixer > 0.0) {
+            std::int32_t* chosen = index + t * s.top_k;
+            if (positions != nullptr) force(s, positions[(s.first + t) / s.batch], chosen);
+            mix_all(s, w, positions != nullptr ? chosen : nullptr, [&](int k, int best, float share) {
+                chosen[k] = best;
+                weight[t * s.top_k + k] = share;
+            });
+            continue;
+        }
         scores(s, w.logits, w.score);
         Out choice(w.choice, s.experts);
         choice = In(by_logit(s, shift != nullptr) ? w.logits : w.score, s.experts);
@@ -124,7 +167,13 @@ void router_grad(const RouterShape& s, const float* dweight, Src logits, const s
         const float* dw = dweight + t * s.top_k;
         load(logits, t * s.experts, s.experts, w.logits);
         std::fill_n(grad, s.experts, 0.0f);
-        if (s.softmax_after_top_k) {
+        if (s.mixer > 0.0) {
+            mix_all(s, w, chosen, [&](int k, int best, float share) {
+                const In p(w.value, s.experts);
+                Out(grad, s.experts) -= dw[k] * share * p;
+                grad[best] += dw[k] * share;
+            });
+        } else if (s.softmax_after_top_k) {
             softmax_after_grad(s, dw, w.logits, chosen, w.value, grad);
         } else {
             scores(s, w.logits, w.score);
@@ -145,9 +194,27 @@ void router_grad(const RouterShape& s, const float* dweight, Src logits, const s
     }
 }
 
+void expert_scale(const float* weight, const std::int32_t* index, Src s, float* scaled, std::int64_t n, int experts,
+                  void*) {
+    const float* factor = read(s, 0, experts, scratch(Slot::a, experts));
+    for (std::int64_t i = 0; i < n; ++i) scaled[i] = index[i] < 0 ? 0.0f : weight[i] * factor[index[i]];
+}
+
+void expert_scale_grad(const float* dscaled, const float* weight, const std::int32_t* index, Src s, float* dweight,
+                       float* ds, std::int64_t n, int experts, void*) {
+    const float* factor = read(s, 0, experts, scratch(Slot::a, experts));
+    for (std::int64_t i = 0; i < n; ++i) {
+        const float grad = dscaled[i];
+        if (index[i] >= 0) ds[index[i]] += grad * weight[i];
+        dweight[i] = index[i] < 0 ? 0.0f : grad * factor[index[i]];
+    }
+}
+
 } // namespace
 
 void add_router(Kernels& table) {
+    table.expert_scale = expert_scale;
+    table.expert_scale_grad = expert_scale_grad;
     table.router = router;
     table.router_grad = router_grad;
 }

@@ -44,15 +44,18 @@ __device__ Point evaluate(Curve curve, float x) {
     }
 }
 
-// The factors of the curve, and the slopes of gate and up inside their limits; 1 added to up where there is a limit.
+// The curve of the gate and up inside their limits, with the slopes of both; 1 added to up where the gate itself is
+// cut.
 struct Gated {
-    float gate, up, gate_slope = 1.0f, up_slope = 1.0f;
-    __device__ Gated(float x, float y, float limit) : gate(x), up(y) {
+    Point curve;
+    float up, up_slope = 1.0f;
+    __device__ Gated(Curve function, float x, float y, float limit, bool behind) : up(y) {
+        curve = evaluate(function, limit > 0.0f && !behind ? fminf(x, limit) : x);
         if (limit <= 0.0f) return;
-        gate_slope = gate <= limit ? 1.0f : 0.0f;
+        if ((behind ? curve.value : x) > limit) curve.slope = 0.0f;
+        if (behind) curve.value = fminf(curve.value, limit);
         up_slope = fabsf(up) <= limit ? 1.0f : 0.0f;
-        gate = fminf(gate, limit);
-        up = fminf(fmaxf(up, -limit), limit) + 1.0f;
+        up = fminf(fmaxf(up, -limit), limit) + (behind ? 0.0f : 1.0f);
     }
 };
 
@@ -66,11 +69,12 @@ struct Operands {
 template <bool swiglu>
 struct Kind {
     Curve curve;
-    bool gated;
+    bool gated, behind;
     float limit;
     __device__ explicit Kind(const ActivationShape& s)
         : curve(swiglu ? Curve::silu : s.curve),
           gated(swiglu || s.gated),
+          behind(!swiglu && s.limit_behind),
           limit(swiglu ? 0.0f : static_cast<float>(s.limit)) {}
 };
 bool is_swiglu(const ActivationShape& s) { return s.gated && s.curve == Curve::silu && s.limit <= 0.0; }
@@ -108,8 +112,8 @@ __global__ void __launch_bounds__(row_threads, 4) activation_kernel(ActivationSh
                 float value[W];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
-                    const Gated at(held.gate[j], kind.gated ? held.up[j] : 1.0f, kind.limit);
-                    value[j] = evaluate(kind.curve, at.gate).value * at.up * p;
+                    const Gated at(kind.curve, held.gate[j], kind.gated ? held.up[j] : 1.0f, kind.limit, kind.behind);
+                    value[j] = at.curve.value * at.up * p;
                 }
                 if (within && (!more || out.y.data != nullptr)) A::put(out.y, row * s.ffn + i * W, value);
                 if constexpr (more) {
@@ -152,13 +156,12 @@ __global__ void __launch_bounds__(row_threads, 3)
                 float value[W], dgate[W], dup[W];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
-                    const Gated at(held.gate[j], kind.gated ? held.up[j] : 1.0f, kind.limit);
-                    const Point curve = evaluate(kind.curve, at.gate);
+                    const Gated at(kind.curve, held.gate[j], kind.gated ? held.up[j] : 1.0f, kind.limit, kind.behind);
                     const float grad = held.dy[j];
-                    value[j] = curve.value * at.up * p;
-                    if (within) along += grad * curve.value * at.up;
-                    dgate[j] = grad * at.up * curve.slope * at.gate_slope * p;
-                    dup[j] = grad * curve.value * at.up_slope * p;
+                    value[j] = at.curve.value * at.up * p;
+                    if (within) along += grad * at.curve.value * at.up;
+                    dgate[j] = grad * at.up * at.curve.slope * p;
+                    dup[j] = grad * at.curve.value * at.up_slope * p;
                 }
                 if (more && within && out.y.data != nullptr) A::put(out.y, row * s.ffn + i * W, value);
                 put(i, within, dgate);

@@ -1,5 +1,6 @@
 // Attention forward: a block of queries goes over the keys it sees with a running softmax.
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_wide.hpp"
 #include "kernels/cuda/families.hpp"
 
 namespace moe::cuda {
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
 
 void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream) {
     if (s.seq_q <= 0 || s.batch <= 0 || s.heads <= 0) return;
+    if (is_wide(s)) return wide_attention(s, q, k, v, sinks, o, lse, stream);
     for_head_dims(s, [&]<int qk_columns, int v_columns>() {
         constexpr int floats = (long_block + block_k) * Block<qk_columns * grid_side>::pitch +
                                block_k * Block<v_columns * grid_side>::pitch + long_block * Block<block_k>::pitch;

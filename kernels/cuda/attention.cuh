@@ -1,6 +1,7 @@
 // The parts that both directions of attention share: rows of heads in memory, the mask, blocks in shared memory.
 //
-// The plain kernels: FP32 multiply-adds out of shared memory for operands of any type, heads up to 256 wide. The
+// The plain kernels: FP32 multiply-adds out of shared memory for operands of any type, heads up to 256 wide (wider
+// ones: attention_wide.hpp). The
 // running softmax and the recomputation of probabilities from the saved log-sum-exp follow FlashAttention (Dao et al.,
 // arXiv:2205.14135, algorithms 1 and 4).
 #pragma once
@@ -162,11 +163,12 @@ __device__ inline float side_max(float value) {
     return value;
 }
 
+// Whether attention_wide.hpp has to serve.
+inline bool is_wide(const AttentionShape& s) { return s.qk_dim > max_head_dim || s.v_dim > max_head_dim; }
+
 // Calls run.operator()<qk columns, v columns>() with the narrowest pair of widths, in units of 16, that holds both.
 template <class Run>
 void for_head_dims(const AttentionShape& s, Run run) {
-    require(s.qk_dim <= max_head_dim, "the width of a query head", s.qk_dim, max_head_dim);
-    require(s.v_dim <= max_head_dim, "the width of a value head", s.v_dim, max_head_dim);
     if (s.qk_dim <= 64 && s.v_dim <= 64) {
         run.template operator()<4, 4>();
     } else if (s.qk_dim <= 128 && s.v_dim <= 128) {

@@ -5,7 +5,7 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int warps = 8, widest = 256, columns = widest / warp_size;
+constexpr int warps = 8, widest = 512;
 
 struct Cached {
     AttentionShape s; // strides filled in
@@ -23,6 +23,8 @@ __global__ void keep_kernel(Cached in) {
     copy_row(in.v, i * s.v_stride + s.v_offset, in.v_cache, at * values, values, thread, threads);
 }
 
+// `columns`: those that each lane of a warp has of a head.
+template <int columns>
 __global__ void __launch_bounds__(warps* warp_size) attend_kernel(Cached in) {
     const AttentionShape& s = in.s;
     const std::int64_t i = blockIdx.x, h = blockIdx.y, key_head = h / (s.heads / s.kv_heads);
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(warps* warp_size) attend_kernel(Cached in) {
             if (at < s.v_dim) out[c] = out[c] * factor + p * load(v, j * values + key_head * s.v_dim + at);
         }
     }
-    __shared__ float all_most[warps], all_sum[warps], all_out[warps][widest];
+    __shared__ float all_most[warps], all_sum[warps], all_out[warps][columns * warp_size];
     if (lane == 0) {
         all_most[warp] = most;
         all_sum[warp] = sum;
@@ -92,7 +94,12 @@ void attention_cached(const AttentionShape& shape, Src q, Src k, Src v, const st
     const auto rows = static_cast<unsigned>(shape.seq_q);
     keep_kernel<<<rows, warps * warp_size, 0, stream_of(stream)>>>(in);
     CUDA_CHECK(cudaGetLastError());
-    attend_kernel<<<dim3(rows, static_cast<unsigned>(shape.heads)), warps * warp_size, 0, stream_of(stream)>>>(in);
+    const dim3 grid(rows, static_cast<unsigned>(shape.heads));
+    if (shape.qk_dim <= widest / 2 && shape.v_dim <= widest / 2) {
+        attend_kernel<widest / 2 / warp_size><<<grid, warps * warp_size, 0, stream_of(stream)>>>(in);
+    } else {
+        attend_kernel<widest / warp_size><<<grid, warps * warp_size, 0, stream_of(stream)>>>(in);
+    }
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -4,6 +4,7 @@
 // Each output is summed by one block in a fixed order: no atomics and no scratch, for one third more arithmetic, since
 // the probabilities are computed for either side.
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_wide.hpp"
 #include "kernels/cuda/families.hpp"
 
 namespace moe::cuda {
@@ -175,6 +176,11 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
     if (s.seq_q <= 0 || s.seq_k <= 0 || s.batch <= 0 || s.heads <= 0) return;
     const AttentionSizes sizes(s);
     const Operands in{dout, q, k, v, o, lse, dq, dk, dv};
+    if (is_wide(s)) {
+        wide_attention_grad(s, dout, q, k, v, o, lse, dq, dk, dv, stream);
+        if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream);
+        return;
+    }
     for_head_dims(s, [&]<int qk_columns, int v_columns>() {
         constexpr std::size_t bytes = Shared<qk_columns, v_columns>::floats * sizeof(float);
         const auto batch = static_cast<unsigned>(s.batch);

@@ -31,7 +31,7 @@ struct Add {
 
 template <class T>
 struct Scale {
-    Src x;
+    Src x, w; // [w[1]]: a further factor
     Dst y;
     float factor;
     template <int W>
@@ -41,18 +41,20 @@ struct Scale {
     template <int W>
     __device__ void write(std::int64_t i, const Pack<T, W>& held) const {
         float value[W];
+        const float by = w.data != nullptr ? factor * load(w, 0) : factor;
 #pragma unroll
-        for (int j = 0; j < W; ++j) value[j] = held[j] * factor;
+        for (int j = 0; j < W; ++j) value[j] = held[j] * by;
         Access<T, W>::put(y, i, value);
     }
 };
 
-// x cut at both limits, or, with dy, dy where it is not cut.
+// x cut at both limits, hard or soft, or, with dy, dy times the slope of that.
 template <class T>
 struct Clip {
     Src x, dy;
     Dst y;
     float limit;
+    bool soft;
     template <int W>
     struct Held {
         Pack<T, W> x, dy;
@@ -70,7 +72,10 @@ struct Clip {
 #pragma unroll
         for (int j = 0; j < W; ++j) {
             const float v = held.x[j];
-            if (dy.data != nullptr) {
+            if (soft) {
+                const float t = tanhf(v / limit);
+                value[j] = dy.data != nullptr ? static_cast<float>(held.dy[j]) * (1.0f - t * t) : limit * t;
+            } else if (dy.data != nullptr) {
                 value[j] = fabsf(v) <= limit ? static_cast<float>(held.dy[j]) : 0.0f;
             } else {
                 value[j] = fminf(fmaxf(v, -limit), limit);
@@ -189,21 +194,23 @@ struct Reduce {
     }
 };
 
-void scale(Src x, double factor, Dst y, std::int64_t n, void* stream) {
+void scale(Src x, Src w, double factor, Dst y, std::int64_t n, void* stream) {
     with_access({x, y}, {}, [&](auto access) {
         using A = decltype(access);
-        launch_flat<A::width>(Scale<typename A::Storage>{x, y, static_cast<float>(factor)}, n, stream);
+        launch_flat<A::width>(Scale<typename A::Storage>{x, w, y, static_cast<float>(factor)}, n, stream);
     });
 }
 
-void clip_grad(Src dy, Src x, double limit, Dst dx, std::int64_t n, void* stream) {
+void clip_grad(Src dy, Src x, double limit, bool soft, Dst dx, std::int64_t n, void* stream) {
     with_access({x, dy, dx}, {}, [&](auto access) {
         using A = decltype(access);
-        launch_flat<A::width>(Clip<typename A::Storage>{x, dy, dx, static_cast<float>(limit)}, n, stream);
+        launch_flat<A::width>(Clip<typename A::Storage>{x, dy, dx, static_cast<float>(limit), soft}, n, stream);
     });
 }
 
-void clip(Src x, double limit, Dst y, std::int64_t n, void* stream) { clip_grad({}, x, limit, y, n, stream); }
+void clip(Src x, double limit, bool soft, Dst y, std::int64_t n, void* stream) {
+    clip_grad({}, x, limit, soft, y, n, stream);
+}
 
 void add(Src a, Src b, Dst y, std::int64_t n, void* stream) {
     with_access({a, b, y}, {}, [&](auto access) {

@@ -20,6 +20,7 @@ void add_delta_conv(Kernels& table);
 void add_delta_rule(Kernels& table);
 void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
+void add_expert_scale(Kernels& table);
 void add_gemm(Kernels& table);
 void add_plain_gemm(Kernels& table); // Plain products replace those of a library or one architecture.
 void forget_gemm_stream(void* stream);
@@ -41,5 +42,6 @@ void add_slots(Kernels& table);
 void add_ssd(Kernels& table);
 void add_ssd_grad(Kernels& table); // add_ssd() calls it.
 void add_sort(Kernels& table);
+void add_value_norm(Kernels& table);
 
 } // namespace moe::cuda

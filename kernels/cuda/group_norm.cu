@@ -9,7 +9,8 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int threads = 256, most = 16; // columns of a group for each thread
+constexpr int most = 16; // columns of a group for each thread of a block of 256 or, with wider groups, 512
+constexpr std::int64_t narrow = 256 * most, widest = 512 * most;
 
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
@@ -36,6 +37,7 @@ struct Held {
     float inverse; // of the root mean square
 };
 
+template <int threads>
 __device__ Held read_group(const Groups& s, Src o, Src p, std::int64_t row, std::int64_t first) {
     Held held;
     float squares = 0.0f;
@@ -52,10 +54,11 @@ __device__ Held read_group(const Groups& s, Src o, Src p, std::int64_t row, std:
     return held;
 }
 
+template <int threads>
 __global__ void __launch_bounds__(threads) group_norm_kernel(Groups s, Src o, Src p, Src w, Dst y) {
     const std::int64_t first = std::int64_t{blockIdx.y} * s.columns;
     for (std::int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
-        const Held held = read_group(s, o, p, row, first);
+        const Held held = read_group<threads>(s, o, p, row, first);
 #pragma unroll
         for (int i = 0; i < most; ++i) {
             const int c = static_cast<int>(threadIdx.x) + i * threads;
@@ -66,12 +69,13 @@ __global__ void __launch_bounds__(threads) group_norm_kernel(Groups s, Src o, Sr
 }
 
 // A block takes every so many rows; partial[block][column of a row]: its sum for dw.
+template <int threads>
 __global__ void __launch_bounds__(threads)
     group_norm_grad_kernel(Groups s, Src dy, Src o, Src p, Src w, Dst dout, Dst dp, float* partial) {
     const std::int64_t first = std::int64_t{blockIdx.y} * s.columns;
     float sum[most] = {};
     for (std::int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
-        const Held held = read_group(s, o, p, row, first);
+        const Held held = read_group<threads>(s, o, p, row, first);
         float grad[most], along = 0.0f;
 #pragma unroll
         for (int i = 0; i < most; ++i) {
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(threads)
 
 Groups checked(const StateShape& shape) {
     const Groups s(shape);
-    require(s.columns <= most * threads, "columns of a group of a gated norm", s.columns, most * threads);
+    require(s.columns <= widest, "columns of a group of a gated norm", s.columns, widest);
     require(s.values <= scratch_floats, "columns of a gated norm", s.values, scratch_floats);
     return s;
 }
@@ -112,7 +116,11 @@ Groups checked(const StateShape& shape) {
 void group_norm(const StateShape& shape, Src o, Src p, Src w, Dst y, cudaStream_t stream) {
     const Groups s = checked(shape);
     const dim3 grid(blocks_for(s.rows, 1, 65535), static_cast<unsigned>(s.count));
-    group_norm_kernel<<<grid, threads, 0, stream>>>(s, o, p, w, y);
+    if (s.columns <= narrow) {
+        group_norm_kernel<256><<<grid, 256, 0, stream>>>(s, o, p, w, y);
+    } else {
+        group_norm_kernel<512><<<grid, 512, 0, stream>>>(s, o, p, w, y);
+    }
     CUDA_CHECK(cudaGetLastError());
 }
 
@@ -121,8 +129,12 @@ void group_norm_grad(const StateShape& shape, Src dy, Src o, Src p, Src w, Dst d
     const std::int64_t fit = scratch_floats / s.values;
     const unsigned blocks = blocks_for(s.rows, 8, fit < 512 ? fit : 512);
     float* const partial = scratch_of(stream_of(stream));
-    group_norm_grad_kernel<<<dim3(blocks, static_cast<unsigned>(s.count)), threads, 0, stream_of(stream)>>>(
-        s, dy, o, p, w, dout, dp, partial);
+    const dim3 grid(blocks, static_cast<unsigned>(s.count));
+    if (s.columns <= narrow) {
+        group_norm_grad_kernel<256><<<grid, 256, 0, stream_of(stream)>>>(s, dy, o, p, w, dout, dp, partial);
+    } else {
+        group_norm_grad_kernel<512><<<grid, 512, 0, stream_of(stream)>>>(s, dy, o, p, w, dout, dp, partial);
+    }
     CUDA_CHECK(cudaGetLastError());
     launch_sum_columns(PartialTerm{partial, s.values}, dw + s.weight, blocks, s.values, stream);
 }

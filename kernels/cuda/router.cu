@@ -1,6 +1,7 @@
 // The router for any shape: scores, group-limited top-k and weights, and the gradient of the chosen scores; one warp
 // per token.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/mixer.hpp"
 #include "kernels/cuda/router_lanes.hpp"
 #include "kernels/cuda/scores.cuh"
 
@@ -204,6 +205,7 @@ void allow_shared(Kernel* kernel, const RouterShape& s) {
 
 void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
             float* weight, void* stream) {
+    if (s.mixer > 0.0) return mixer(s, logits, positions, index, weight, stream);
     if (s.tokens <= 0 || router_lanes(s, logits, bias, positions, index, weight, stream)) return;
     allow_shared(router_kernel, s);
     router_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(
@@ -213,6 +215,7 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
 
 void router_grad(const RouterShape& s, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,
                  void* stream) {
+    if (s.mixer > 0.0) return mixer_grad(s, dweight, logits, index, dlogits, stream);
     if (s.tokens <= 0 || router_grad_lanes(s, dweight, logits, index, dlogits, stream)) return;
     allow_shared(router_grad_kernel, s);
     router_grad_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(s, dweight, logits,

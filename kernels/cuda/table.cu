@@ -54,6 +54,7 @@ const Kernels* cuda_kernels() {
         cuda::add_delta_rule(t);
         cuda::add_deviate(t);
         cuda::add_embedding(t);
+        cuda::add_expert_scale(t);
         cuda::add_gemm(t);
         cuda::add_layer_norm(t);
         cuda::add_loss(t);
@@ -71,6 +72,7 @@ const Kernels* cuda_kernels() {
         cuda::add_slots(t);
         cuda::add_ssd(t);
         cuda::add_sort(t);
+        cuda::add_value_norm(t);
         return t;
     }();
     std::string why;

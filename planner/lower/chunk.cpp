@@ -12,7 +12,11 @@ class DecoderLayer {
 public:
     DecoderLayer(const model::Model& model, const model::LayerKind& kind, const std::string& key, const std::string& hf,
                  int index)
-        : bf16_(kind.bf16) {
+        : bf16_(kind.bf16),
+          scales_(kind.output_scale),
+          index_(index),
+          key_(key + ".output_scale"),
+          name_(hf + "layer_scalar") {
         if (kind.attention.kind != model::AttentionKind::none)
             attention_.emplace(model, kind.attention, key + ".attn", hf, index);
         if (kind.moe) moe_.emplace(model, kind, key + ".moe", hf, index);
@@ -23,6 +27,8 @@ public:
         if (attention_) attention_->declare(set);
         if (moe_) moe_->declare(set, plan);
         if (mlp_) mlp_->declare(set);
+        // It gets no gradient, so the optimizer leaves it alone.
+        if (scales_) set.declare(key_, {layers::norm_weight(name_, 1)}, false, false);
         set.keep_bf16(false);
     }
     // keys: the keys that the last indexer has picked.
@@ -31,11 +37,14 @@ public:
         if (attention_) x = attention_->forward(b, x, keys);
         if (moe_) x = moe_->forward(b, x);
         if (mlp_) x = mlp_->forward(b, x);
+        x = scaled(b, x, "layer_scaled");
         b.bf16 = false;
         return x;
     }
     program::TensorId backward(emit::Builder& b, program::TensorId dy) {
         b.bf16 = bf16_;
+        b.phase = program::Phase::dgrad;
+        dy = scaled(b, dy, "dlayer_scaled");
         if (mlp_) dy = mlp_->backward(b, dy);
         if (moe_) dy = moe_->backward(b, dy);
         if (attention_) dy = attention_->backward(b, dy);
@@ -44,7 +53,18 @@ public:
     }
 
 private:
-    bool bf16_;
+    program::TensorId scaled(emit::Builder& b, program::TensorId x, const char* name) const {
+        if (!scales_) return x;
+        b.layer = index_;
+        b.module = program::Module::residual;
+        const program::TensorId y = b.activation(name, b.at(x).rows, b.at(x).cols);
+        b.emit(program::OpKind::scale, {x, b.weight(key_, 1, 1).value}, {y}, program::ScaleAttr{});
+        return y;
+    }
+
+    bool bf16_, scales_;
+    int index_;
+    std::string key_, name_;
     std::optional<layers::AttentionLayer> attention_;
     std::optional<layers::MoeLayer> moe_;
     std::optional<layers::MlpLayer> mlp_;

@@ -158,7 +158,8 @@ LayerCount layer(const Model& model, const LayerKind& kind, const Sequence& seq)
     const double parts =
         (kind.attention.kind != AttentionKind::none ? 1.0 : 0.0) + (kind.moe || kind.dense() ? 1.0 : 0.0);
     const double norms = parts * h * (model.layer_norm_bias ? 2.0 : 1.0) * (model.post_norms ? 2.0 : 1.0);
-    const double outside = core.weights + norms + hyper_connections(model.residual_streams, h);
+    const double outside =
+        core.weights + norms + (kind.output_scale ? 1.0 : 0.0) + hyper_connections(model.residual_streams, h);
     if (!kind.moe) {
         const auto width = static_cast<double>(kind.dense_ffn);
         const double weights = matrices * h * width;
@@ -170,12 +171,14 @@ LayerCount layer(const Model& model, const LayerKind& kind, const Sequence& seq)
     const double latent = moe.latent > 0 ? 2.0 * h * width : 0.0;
     const double routed = matrices * width * static_cast<double>(moe.ffn);
     const double bias = moe.expert_bias ? (matrices - 1.0) * static_cast<double>(moe.ffn) + width : 0.0;
-    const double shared = matrices * h * static_cast<double>(moe.shared_ffn);
+    const auto wide = static_cast<double>(moe.shared_ffn);
+    const double shared = matrices * h * wide,
+                 shared_bias = moe.shared_bias && wide > 0.0 ? (matrices - 1.0) * wide + h : 0.0;
     const double vectors = (moe.router.linear_bias ? 1.0 : 0.0) + (moe.router.expert_bias ? 1.0 : 0.0);
     // Vectors are those of inputs of router and experts, of outputs of both branches, and a factor for each expert.
     const double branches = moe.branch_norms ? 4.0 * h + moe.experts : 0.0;
     const double always =
-        outside + shared + latent + branches + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
+        outside + shared + shared_bias + latent + branches + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
     return {always + moe.experts * (routed + bias), always + moe.top_k * (routed + bias),
             core.macs + moe.top_k * routed + shared + latent};
 }
@@ -213,7 +216,8 @@ double keys_seen(const Attention& attention, std::int64_t seq, const DocumentLen
 ParameterCount count_parameters(const Model& model) {
     const auto h = static_cast<double>(model.hidden);
     const double table = static_cast<double>(model.vocab) * h;
-    double total = table * (model.tied_embeddings ? 1.0 : 2.0) + h * (model.layer_norm_bias ? 2.0 : 1.0);
+    double total = table * (model.tied_embeddings ? 1.0 : 2.0) + h * (model.layer_norm_bias ? 2.0 : 1.0) +
+                   (model.head_bias ? static_cast<double>(model.vocab) : 0.0);
     // Hyper-connections end in one more map, of all streams to the one that the head reads.
     if (const double streams = model.residual_streams; streams > 1.0) total += streams * streams * h + streams + 1.0;
     double active = total;

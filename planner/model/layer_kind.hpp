@@ -20,7 +20,8 @@ enum class AttentionKind : std::uint8_t {
 // gelu is exact (erf), gelu_tanh its approximation by a hyperbolic tangent.
 enum class Activation : std::uint8_t { silu, gelu, quick_gelu, relu2, gelu_tanh };
 
-struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not trained. Empty type = none
+// "linear", "yarn", "llama3" or "proportional"; others are read but not trained. Empty type = none
+struct RopeScaling {
     std::string type;
     double factor = 1.0;
     double beta_fast = 32.0, beta_slow = 1.0;
@@ -28,6 +29,7 @@ struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not tr
     double attention_factor = 1.0; // factor of the rotated queries and keys, as given or from factor and mscale
     double low_freq_factor = 1.0, high_freq_factor = 4.0; // llama3
     bool truncate = true;                                 // whole columns bound YaRN's ramp
+    double share = 1.0; // proportional: of the pairs of columns, those that turn, as they would if all did (Gemma 4)
     std::int64_t original_positions = 0;
 
     bool operator==(const RopeScaling&) const = default;
@@ -67,6 +69,7 @@ struct Attention {
     bool sinks = false;         // one learned sink logit per head (GPT-OSS)
     bool plain_qk_norm = false; // qk_norm has no weights (Llama 4)
     bool norm_behind = false;   // qk_norm follows the rotation (Hunyuan)
+    bool value_norm = false;    // RMSNorm without weights over each value head (Gemma 4)
     bool output_gate = false;   // sigmoid gate on the attention output (Qwen3-Next)
     bool head_gate = false;     // one such gate per head (Step-3.5)
     bool softplus_gate = false; // gates are a softplus instead of a sigmoid (Laguna)
@@ -107,6 +110,9 @@ struct Router {
     int group_score_top = 1;  // a group's score is the sum of its best so many scores (V3: 2, V2: 1)
     bool expert_bias = false; // selection bias that balances load without a loss (DeepSeek-V3)
     bool linear_bias = false; // bias of the gating matrix (GPT-OSS)
+    // Above 0: experts are picked one after another. A softmax over those left, of which (best - logit) / max(|logit|,
+    // best) is at most twice this, is the weight (Phi-3.5-MoE; arXiv 2409.12136, without sampling).
+    double mixer = 0.0;
 
     bool operator==(const Router&) const = default;
 };
@@ -119,6 +125,7 @@ struct Moe {
     std::int64_t latent = 0;     // width that tokens travel and experts work in (LatentMoE), 0 = the model's
     bool shared_gate = false;    // sigmoid gate on the shared expert's output (Qwen2-MoE)
     bool expert_bias = false;    // bias in the experts' linear layers (GPT-OSS)
+    bool shared_bias = false;    // bias in the shared expert's linear layers (ERNIE-4.5 with use_bias)
     bool branch_norms = false;   // shared MLP, router and experts have norms of their own (Gemma 4)
     bool probs_on_input = false; // routing weight multiplies the expert's input (Llama 4)
     Router router;
@@ -135,7 +142,9 @@ struct LayerKind {
     bool gated = true; // gate * up (SwiGLU and kin) against a plain two-matrix MLP
     bool mlp_bias = false;
     // GPT-OSS: the gate is cut at the limit, up at plus and minus the limit (0: none), and 1 is added to up.
-    double swiglu_limit = 0.0;
+    double swiglu_limit = 0.0, shared_limit = 0.0; // the latter of the shared expert
+    bool limit_behind = false; // the gate is cut behind its activation, and nothing is added to up (Step-3.5)
+    bool output_scale = false; // a number of the checkpoint multiplies what the layer hands on; it stays (Gemma 4)
     bool bf16 = false; // a plan's choice, not the architecture's: its products are not quantized (keep_in_bf16())
 
     bool dense() const { return !moe && dense_ffn > 0; }

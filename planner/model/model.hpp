@@ -18,6 +18,7 @@ struct Model {
     std::int64_t vocab = 0;
     std::int64_t vocab_divisor = 128; // Megatron's make_vocab_size_divisible_by
     bool tied_embeddings = false;
+    bool head_bias = false;       // the LM head has a bias (Phi-3.5-MoE, ERNIE-4.5 with use_bias)
     bool layer_norm = false;      // LayerNorm instead of RMSNorm (DBRX, and all with a bias)
     bool layer_norm_bias = false; // LayerNorm has a bias (GPT-3, Nemotron-4, Phi-3.5-MoE)
     bool norms_from_one = false;  // checkpoints hold the weights of norms less 1 (Nemotron-4)
@@ -28,6 +29,7 @@ struct Model {
     RopeScaling rope_scaling;
     // Factors of the embedded tokens, of what layers add to the residual stream, and of the logits (Granite, AFMoE).
     double embedding_scale = 1.0, residual_scale = 1.0, logit_scale = 1.0;
+    double logit_cap = 0.0; // logits become cap * tanh(logits / cap), 0: they stay as they are (Gemma 4)
     std::vector<LayerKind> kinds;
     std::vector<int> layers;  // kind of every decoder layer, in order
     std::vector<int> mtp;     // kind of every multi-token-prediction layer

@@ -10,13 +10,13 @@ namespace moe::model {
 namespace {
 
 auto fields(const Model& model) {
-    const auto& [name, architecture, hidden, vocab, vocab_divisor, tied_embeddings, layer_norm, layer_norm_bias,
-                 norms_from_one, post_norms, norm_eps, rope_theta, rope_interleaved, rope_scaling, embedding_scale,
-                 residual_scale, logit_scale, kinds, layers, mtp, residual_streams, hybrid, not_executable, left_out,
-                 config_json] = model;
-    return std::tie(architecture, hidden, vocab, vocab_divisor, tied_embeddings, layer_norm, layer_norm_bias,
+    const auto& [name, architecture, hidden, vocab, vocab_divisor, tied_embeddings, head_bias, layer_norm,
+                 layer_norm_bias, norms_from_one, post_norms, norm_eps, rope_theta, rope_interleaved, rope_scaling,
+                 embedding_scale, residual_scale, logit_scale, logit_cap, kinds, layers, mtp, residual_streams, hybrid,
+                 not_executable, left_out, config_json] = model;
+    return std::tie(architecture, hidden, vocab, vocab_divisor, tied_embeddings, head_bias, layer_norm, layer_norm_bias,
                     norms_from_one, post_norms, norm_eps, rope_theta, rope_interleaved, rope_scaling, embedding_scale,
-                    residual_scale, logit_scale, kinds, layers, mtp, residual_streams, hybrid);
+                    residual_scale, logit_scale, logit_cap, kinds, layers, mtp, residual_streams, hybrid);
 }
 
 } // namespace

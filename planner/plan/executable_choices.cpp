@@ -25,7 +25,7 @@ PlanFault check_widths(const Plan& plan) {
         widths.push_back({"width of the attention's output per rank", heads * a.v_dim});
         if (a.kind == model::AttentionKind::gqa)
             widths.push_back({"width of queries, keys and values per rank",
-                              heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + a.v_dim)});
+                              heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + (a.k_eq_v ? 0 : a.v_dim))});
         if (a.kind == model::AttentionKind::mla)
             widths.insert(widths.end(),
                           {{"q_lora_rank", a.q_lora},

@@ -66,6 +66,15 @@ struct ScaleAttr {
 };
 struct ClipAttr {
     double limit = 0.0;
+    bool soft = false; // limit * tanh(x / limit)
+};
+// x's row ends with `heads` value heads of `dim`, or, where keys serve as values, with as many key heads; the
+// normed ones follow its other columns in y's.
+struct ValueNormAttr {
+    std::int64_t tokens = 0, front = 0; // front: columns of queries and keys
+    int heads = 0, dim = 0;
+    double eps = 1e-6;
+    bool from_keys = false;
 };
 struct GateAttr {
     bool softplus = false; // instead of a sigmoid
@@ -155,7 +164,8 @@ struct ActivationAttr {
     std::int64_t rows = 0, ffn = 0;
     model::Activation function = model::Activation::silu;
     bool gated = true;
-    double limit = 0.0; // LayerKind::swiglu_limit
+    double limit = 0.0;        // LayerKind::swiglu_limit
+    bool limit_behind = false; // LayerKind::limit_behind
 };
 struct RouterAttr {
     std::int64_t tokens = 0;
@@ -241,6 +251,6 @@ using Attr =
     std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
                  ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
                  AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr, ScanAttr,
-                 StateAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, MuonAttr>;
+                 StateAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, ValueNormAttr, MuonAttr>;
 
 } // namespace moe::program

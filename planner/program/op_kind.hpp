@@ -16,9 +16,11 @@ enum class OpKind : std::uint8_t {
     heads_norm,      // x, squares, wq, wk -> y[S, W]: queries and keys by their norm, the rest copied
     heads_along,     // dy[S, W], x, wq, wk -> along[S, 2]: sums of dy w x, as heads_norm_grad needs them
     heads_norm_grad, // dy, x, squares, along, wq, wk -> dx[S, W], +dwq, +dwk
-    scale,           // x -> factor * x; ScaleAttr
-    clip,            // x -> x cut at -limit and limit; ClipAttr
-    clip_grad,       // dy, x -> dy where x is not cut, else 0
+    value_norm,      // x[S, W'] -> y[S, W]: value heads by their norm, the rest copied; ValueNormAttr
+    value_norm_grad, // dy[S, W], x -> dx[S, W']
+    scale,           // x, [w[1]] -> factor * w * x; ScaleAttr
+    clip,            // x -> x cut at -limit and limit, hard or soft; ClipAttr
+    clip_grad,       // dy, x -> dy times the slope of that
     add,             // a, b -> a + b
     bias_add,        // x[R, C], b[C] -> x + b
     copy_columns,    // x[R, W] -> y[R, W']: a range of columns copied or added; ColumnsAttr
@@ -63,6 +65,8 @@ enum class OpKind : std::uint8_t {
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
     router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
+    expert_scale,       // weight[T, K], index, s[E] -> weight * s[index]
+    expert_scale_grad,  // dscaled[T, K], weight, index, s -> dweight[T, K], +ds[E]
     router_load,        // logits[T, E] -> load[B, E] f32: tokens of each sequence (B = 1: of all) by their best scores
     router_loss,        // logits, [load] -> +loss[2]: auxiliary loss and z-loss of these tokens; BalanceAttr
     router_loss_grad,   // logits, [load], dlogits -> dlogits + gradient of both losses

@@ -108,6 +108,10 @@ const char* to_string(OpKind kind) {
         return "heads_along";
     case OpKind::heads_norm_grad:
         return "heads_norm_grad";
+    case OpKind::value_norm:
+        return "value_norm";
+    case OpKind::value_norm_grad:
+        return "value_norm_grad";
     case OpKind::scale:
         return "scale";
     case OpKind::clip:
@@ -182,6 +186,10 @@ const char* to_string(OpKind kind) {
         return "router";
     case OpKind::router_grad:
         return "router_grad";
+    case OpKind::expert_scale:
+        return "expert_scale";
+    case OpKind::expert_scale_grad:
+        return "expert_scale_grad";
     case OpKind::router_load:
         return "router_load";
     case OpKind::router_loss:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace moe::program {
@@ -34,6 +35,11 @@ FrequencyScale yarn(const model::RopeScaling& r, int dim, double theta) {
 
 FrequencyScale frequency_scale(const model::Rope& rope, int rotary_dim) {
     const model::RopeScaling& r = rope.scaling;
+    if (r.type ==
+        "proportional") { // Pairs behind the first so many have no frequency: the bounds lie between two pairs.
+        const double turned = std::floor(r.share * rotary_dim / 2.0);
+        return {std::numeric_limits<double>::infinity(), turned, turned - 1.0, 0.0, 1.0};
+    }
     if (r.factor == 1.0 || rotary_dim == 0) return {};
     if (r.type == "yarn" && r.original_positions > 0) return yarn(r, rotary_dim, rope.theta);
     if (r.type == "llama3" && r.original_positions > 0)

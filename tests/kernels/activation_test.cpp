@@ -47,12 +47,12 @@ struct ActivationData {
             for (std::int64_t j = 0; j < s.ffn; ++j) {
                 double up = s.gated ? in[static_cast<std::size_t>(r * width() + s.ffn + j)] : 1.0;
                 double gate = in[static_cast<std::size_t>(r * width() + j)];
-                if (s.limit > 0.0) {
-                    gate = std::min(gate, s.limit);
-                    up = 1.0 + std::clamp(up, -s.limit, s.limit);
-                }
+                if (s.limit > 0.0 && !s.limit_behind) gate = std::min(gate, s.limit);
+                if (s.limit > 0.0) up = std::clamp(up, -s.limit, s.limit) + (s.limit_behind ? 0.0 : 1.0);
                 const double prob = with_probs ? p[static_cast<std::size_t>(r)] : 1.0;
-                out.push_back(curve_of(s.curve, gate) * up * prob);
+                double curve = curve_of(s.curve, gate);
+                if (s.limit > 0.0 && s.limit_behind) curve = std::min(curve, s.limit);
+                out.push_back(curve * up * prob);
             }
         }
         return out;
@@ -62,9 +62,10 @@ struct ActivationData {
 Case activation_case(bool grad, ActivationShape s, bool probs, const Index& counts, Type type) {
     Case out;
     s.groups = static_cast<int>(counts.size());
-    out.name = fmt::format("activation{} {}{}{} rows {} ffn {}{} counts {} {}", grad ? "_grad" : "", name_of(s.curve),
-                           s.gated ? " gated" : "", s.limit > 0.0 ? " clamped" : "", s.rows, s.ffn,
-                           probs ? " probs" : "", fmt::join(counts, ","), test::name_of(type));
+    out.name =
+        fmt::format("activation{} {}{}{} rows {} ffn {}{} counts {} {}", grad ? "_grad" : "", name_of(s.curve),
+                    s.gated ? " gated" : "", s.limit > 0.0 ? s.limit_behind ? " clamped behind" : " clamped" : "",
+                    s.rows, s.ffn, probs ? " probs" : "", fmt::join(counts, ","), test::name_of(type));
     Random random(out.name);
     std::int64_t rows = counts.empty() ? s.rows : 0;
     for (const int c : counts) rows += c;
@@ -209,13 +210,16 @@ Case scale_rows_case(bool grad, const Index& counts, std::int64_t rows, std::int
 
 } // namespace
 
-TEST_CASE("activation and its gradient: clamped gate and up (GPT-OSS)") {
+TEST_CASE("activation and its gradient: clamped gate and up, before and behind the curve") {
     for (const bool grad : {false, true})
         for (const Type type : {Type::f32, Type::bf16}) {
             ActivationShape s = shape(7, 33, Curve::quick_gelu, true);
             s.limit = 1.5; // of inputs of spread 2: many lie beyond
             check(activation_case(grad, s, false, {}, type));
             check(activation_case(grad, s, true, {2, 0, 3}, type));
+            s.curve = Curve::silu, s.limit_behind = true, s.limit = 1.1;
+            check(activation_case(grad, s, true, {2, 0, 3}, type));
+            check(activation_case(grad, s, false, {}, type));
         }
 }
 

@@ -121,6 +121,8 @@ TEST_CASE("attention over cached keys is attention, however rows come") {
             check(cached_case({8, 2, 64, 64, 7, true, true}, type, at_once));
             check(cached_case({2, 1, 192, 128, 0, false, true}, type, at_once));
             check(cached_case({1, 1, 3, 5, 40, false, false}, type, at_once));
+            check(cached_case({2, 1, 512, 512, 0, false, true}, type, at_once));
+            check(cached_case({2, 2, 300, 40, 7, true, false}, type, at_once));
         }
 }
 

@@ -182,6 +182,16 @@ TEST_CASE("attention and its gradient: documents of heads as models have them") 
     check(attention_grad_long_case(shape(1, 130, 300, 2, 1, 128, 128), {false, true, Type::bf16, 3}));
 }
 
+TEST_CASE("attention and its gradient: heads wider than 256") {
+    for (const Type type : {Type::f32, Type::bf16})
+        for (const int documents : {0, 3})
+            for (const AttentionShape& s : {shape(1, 40, 40, 4, 2, 320, 320), shape(2, 30, 30, 2, 1, 512, 512, true, 9),
+                                            shape(1, 9, 33, 2, 1, 512, 260), shape(1, 20, 20, 2, 2, 40, 264)}) {
+                check(attention_case(s, {false, documents == 0, type, documents}));
+                check(attention_grad_long_case(s, {false, documents == 0, type, documents}));
+            }
+}
+
 TEST_CASE("attention: sequences over several blocks of queries and keys") {
     for (const Type type : {Type::f32, Type::bf16}) {
         check(attention_case(shape(1, 300, 300, 2, 1, 4, 3), {false, false, type}));

@@ -161,7 +161,63 @@ Case heads_case(bool grad, HeadsNormShape s, Type type) {
     return out;
 }
 
+struct ValueNormData {
+    ValueNormShape s;
+    Tensor x, dy, y, dx;
+    Vec forward(const Vec& in) const {
+        Vec out;
+        const auto at = [&](std::int64_t t, std::int64_t c) {
+            return in[static_cast<std::size_t>(t * s.x_width() + c)];
+        };
+        for (std::int64_t t = 0; t < s.tokens; ++t) {
+            for (std::int64_t c = 0; c < s.front; ++c) out.push_back(at(t, c));
+            for (std::int64_t h = 0; h < s.heads; ++h) {
+                double squares = 0.0;
+                const std::int64_t first = s.source() + h * s.dim;
+                for (std::int64_t c = 0; c < s.dim; ++c) squares += at(t, first + c) * at(t, first + c);
+                const double rstd = 1.0 / std::sqrt(squares / s.dim + s.eps);
+                for (std::int64_t c = 0; c < s.dim; ++c) out.push_back(at(t, first + c) * rstd);
+            }
+        }
+        return out;
+    }
+};
+
+Case value_norm_case(bool grad, const ValueNormShape& s, Type type) {
+    Case out;
+    out.name = fmt::format("value_norm{} {} tokens {}+{}x{}{} {}", grad ? "_grad" : "", s.tokens, s.front, s.heads,
+                           s.dim, s.from_keys ? " of keys" : "", name_of(type));
+    Random random(out.name);
+    auto d = std::make_shared<ValueNormData>(
+        ValueNormData{s, random.tensor(type, s.tokens * s.x_width()), random.tensor(type, s.tokens * s.width()),
+                      Tensor(type, s.tokens * s.width()), Tensor(type, s.tokens * s.x_width())});
+    out.tolerance = tolerance(type);
+    out.bytes =
+        static_cast<double>(s.tokens * (s.x_width() * (grad ? 2 : 1) + s.width())) * static_cast<double>(size_of(type));
+    out.flops = 4.0 * static_cast<double>(s.tokens * s.values());
+    if (!grad) {
+        out.call = [d] { table().value_norm(d->s, d->x.src(), d->y.dst(), nullptr); };
+        out.error = [d] { return relative_error(d->y, d->forward(d->x.values())); };
+        return out;
+    }
+    out.call = [d] { table().value_norm_grad(d->s, d->dy.src(), d->x.src(), d->dx.dst(), nullptr); };
+    out.error = [d] {
+        return relative_error(d->dx,
+                              gradient([&](const Vec& at) { return d->forward(at); }, d->x.values(), d->dy.values()));
+    };
+    return out;
+}
+
 } // namespace
+
+TEST_CASE("value_norm: values of their own and keys that serve as such") {
+    for (const Type type : {Type::f32, Type::bf16})
+        for (const bool grad : {false, true}) {
+            check(value_norm_case(grad, {4, 12, 2, 6, eps, false}, type));
+            check(value_norm_case(grad, {3, 40, 2, 12, eps, true}, type));
+            check(value_norm_case(grad, {2, 96, 9, 5, eps, true}, type));
+        }
+}
 
 TEST_CASE("layernorm: with and without bias and residual, any width") {
     for (const Type type : {Type::f32, Type::bf16})
@@ -192,11 +248,26 @@ TEST_CASE("scale and clip: any length, in place, and the gradient inside the bou
                 cut[i] = std::clamp(cut[i], -0.5, 0.5);
                 scaled[i] *= 1.75;
             }
-            table().clip(x.src(), 0.5, y.dst(), n, nullptr);
+            Vec soft = x.values(), soft_back = dy.values();
+            for (std::size_t i = 0; i < soft.size(); ++i) {
+                const double t = std::tanh(soft[i] / 0.7);
+                soft[i] = 0.7 * t;
+                soft_back[i] *= 1.0 - t * t;
+            }
+            table().clip(x.src(), 0.7, true, y.dst(), n, nullptr);
+            CHECK(relative_error(y, soft) <= tolerance(type));
+            table().clip_grad(dy.src(), x.src(), 0.7, true, dx.dst(), n, nullptr);
+            CHECK(relative_error(dx, soft_back) <= tolerance(type));
+            table().clip(x.src(), 0.5, false, y.dst(), n, nullptr);
             CHECK(relative_error(y, cut) == 0.0);
-            table().clip_grad(dy.src(), x.src(), 0.5, dx.dst(), n, nullptr);
+            table().clip_grad(dy.src(), x.src(), 0.5, false, dx.dst(), n, nullptr);
             CHECK(relative_error(dx, back) == 0.0);
-            table().scale(x.src(), 1.75, x.dst(), n, nullptr);
+            const Tensor w(type, Vec{-0.5});
+            table().scale(x.src(), w.src(), 3.5, y.dst(), n, nullptr);
+            for (double& value : scaled) value = -value;
+            CHECK(relative_error(y, scaled) <= tolerance(type));
+            for (double& value : scaled) value = -value;
+            table().scale(x.src(), {}, 1.75, x.dst(), n, nullptr);
             CHECK(relative_error(x, scaled) <= tolerance(type));
         }
 }

@@ -67,7 +67,25 @@ Index choose(const RouterShape& s, const Vec& logits, const Vec& bias) {
     return largest(choice, s.top_k);
 }
 
+// Of the sparse mixer: the shares of experts chosen one after another.
+Vec mixed(const RouterShape& s, const Vec& logits, const std::int32_t* index) {
+    Vec out;
+    std::vector<bool> taken(logits.size(), false);
+    for (int k = 0; k < s.top_k; ++k) {
+        const auto best = static_cast<std::size_t>(index[k]);
+        double sum = 0.0;
+        for (std::size_t e = 0; e < logits.size(); ++e) {
+            const double far = (logits[best] - logits[e]) / std::max(std::abs(logits[e]), logits[best]);
+            if (!taken[e] && !(far > 2.0 * s.mixer)) sum += std::exp(logits[e] - logits[best]);
+        }
+        out.push_back(s.scale / sum);
+        taken[best] = true;
+    }
+    return out;
+}
+
 Vec weights_of(const RouterShape& s, const Vec& logits, const std::int32_t* index) {
+    if (s.mixer > 0.0) return mixed(s, logits, index);
     const Vec score = scores_of(s, logits);
     Vec out;
     for (int k = 0; k < s.top_k; ++k) out.push_back(score[static_cast<std::size_t>(index[k])]);
@@ -98,7 +116,10 @@ Case router_case(bool grad, RouterShape s, bool biased, Type type) {
     Case out;
     out.name = fmt::format("router{} {} tokens {} experts {} top {} groups {}/{} by {}{}{}{} {}", grad ? "_grad" : "",
                            name_of(s.score), s.tokens, s.experts, s.top_k, s.groups_kept, s.groups, s.group_score_top,
-                           s.softmax_after_top_k ? " after" : "", s.normalize ? " normalised" : "",
+                           s.softmax_after_top_k ? " after" : "",
+                           s.normalize     ? " normalised"
+                           : s.mixer > 0.0 ? " mixed"
+                                           : "",
                            biased ? " bias" : "", test::name_of(type));
     Random random(out.name);
     Vec logits = random.normal(s.tokens * s.experts), bias = random.normal(s.experts, 0.25);
@@ -175,7 +196,39 @@ TEST_CASE("router and its gradient: scores, normalisation, bias, groups") {
             check(router_case(grad, after, false, type));
             after.normalize = true, after.scale = 1.5;
             check(router_case(grad, after, false, type));
+            // The bound of what is near lies between multiples of 1/8, as the logits' differences are.
+            for (const RouterShape& plain : {shape(9, 8, 2, Score::softmax), shape(7, 40, 3, Score::softmax)}) {
+                RouterShape mix = plain;
+                mix.mixer = 0.31, mix.scale = 1.5;
+                check(router_case(grad, mix, false, type));
+            }
         }
+    }
+}
+
+TEST_CASE("expert_scale: a factor of each expert, none where a copy is dropped, and both gradients") {
+    constexpr int experts = 5, n = 700;
+    Random random("expert_scale");
+    Index index(n);
+    for (std::int32_t& e : index) e = random.below(experts + 1) - 1;
+    for (const Type type : {Type::f32, Type::bf16}) {
+        const Tensor weight = random.tensor(Type::f32, n), dscaled = random.tensor(Type::f32, n),
+                     factor = random.tensor(type, experts);
+        Tensor scaled(Type::f32, n), dweight(Type::f32, n), dfactor(Type::f32, Vec(experts, 0.25));
+        Vec want, dwant, dsum(experts, 0.25);
+        for (std::size_t i = 0; i < n; ++i) {
+            const auto e = static_cast<std::size_t>(std::max(index[i], 0));
+            const double by = index[i] < 0 ? 0.0 : factor.values()[e];
+            want.push_back(weight.values()[i] * by);
+            dwant.push_back(dscaled.values()[i] * by);
+            if (index[i] >= 0) dsum[e] += dscaled.values()[i] * weight.values()[i];
+        }
+        table().expert_scale(weight.f32(), index.data(), factor.src(), scaled.f32(), n, experts, nullptr);
+        CHECK(relative_error(scaled, want) <= f32_tolerance);
+        table().expert_scale_grad(dscaled.f32(), weight.f32(), index.data(), factor.src(), dweight.f32(), dfactor.f32(),
+                                  n, experts, nullptr);
+        CHECK(relative_error(dweight, dwant) <= f32_tolerance);
+        CHECK(relative_error(dfactor, dsum) <= 1e-5);
     }
 }
 

@@ -246,6 +246,8 @@ TEST_CASE("gated_norm: groups of heads of any width, behind their gates") {
                  {StateShape{7, 1, 1, 1, 3, 5, 4}, StateShape{6, 1, 2, 6, 2, 40, 2},
                   StateShape{3, 1, 2, 6, 2, 128, 2, 1e-5, 1, 2}, StateShape{20, 2, 3, 3, 2, 4, 2}})
                 check(norm_case(grad, mamba(s), {0, type}));
+    check(norm_case(false, mamba({3, 1, 1, 40, 2, 128, 2}), {0, Type::f32})); // as wide as Granite 4 has them, and more
+    check(norm_case(true, mamba({2, 1, 1, 64, 2, 70, 2}), {0, Type::f32}));
 }
 
 TEST_CASE("ssd: the chunks' result is the recurrence's, within and across chunks, with documents") {

@@ -183,7 +183,7 @@ std::int64_t AttentionLayer::gate_columns(int tp) const {
 program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId normed) {
     const int tp = b.plan().tp;
     const std::int64_t packed = packed_width(a_, tp), width = packed + gate_columns(tp), tokens = b.gathered_tokens();
-    // Keys that serve as values become both where they are turned.
+    // Keys that serve as values become both where values have their norm.
     const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
     b.module = program::Module::attn_in;
     emit::bind(b, qkv_, key_ + ".qkv", projected, model_.hidden);
@@ -210,6 +210,13 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
         clip_in_ = qkv;
         qkv = b.activation("qkv_clipped", tokens, b.at(qkv).cols);
         b.emit(program::OpKind::clip, {clip_in_}, {qkv}, program::ClipAttr{a_.clip});
+    }
+    if (a_.value_norm) {
+        value_in_ = qkv;
+        values_attr_ = {tokens,   packed - a_.kv_heads / tp * a_.v_dim, a_.kv_heads / tp, a_.v_dim, model_.norm_eps,
+                        a_.k_eq_v};
+        qkv = b.activation("qkv_values", tokens, packed);
+        b.emit(program::OpKind::value_norm, {value_in_}, {qkv}, values_attr_);
     }
     qkv_raw_ = qkv;
     const model::Rope rope = model_.rope_of(a_);
@@ -274,6 +281,11 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
         if (!a_.plain_qk_norm) out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
     }
     b.emit(program::OpKind::rope_grad, in, out, rope_);
+    if (a_.value_norm) {
+        const program::TensorId dvalues = dqkv;
+        dqkv = b.activation("dqkv_values", tokens, b.at(value_in_).cols);
+        b.emit(program::OpKind::value_norm_grad, {dvalues, value_in_}, {dqkv}, values_attr_);
+    }
     if (a_.clip > 0.0) {
         const program::TensorId dclipped = dqkv;
         dqkv = b.activation("dqkv_clipped", tokens, b.at(dqkv).cols);

@@ -11,10 +11,15 @@ namespace {
 // that they are read once and need no second buffer. A vocabulary cut over TP is reduced in between.
 bool at_once(const plan::Plan& plan) { return plan.tp == 1 && plan::stack_traits(plan).fuses_cross_entropy; }
 
-program::Parameter vocabulary_matrix(const model::Model& model, const plan::Plan& plan, const char* name) {
-    program::Parameter p = matrix(name, plan::Domain::dense, model.vocab, model.hidden, 0, 0.02);
+program::Parameter of_vocabulary(const model::Model& model, const plan::Plan& plan, const char* name, std::int64_t cols,
+                                 double std) {
+    program::Parameter p = matrix(name, plan::Domain::dense, model.vocab, cols, 0, std);
     p.padded_rows = plan.padded_vocab();
     return p;
+}
+
+program::Parameter vocabulary_matrix(const model::Model& model, const plan::Plan& plan, const char* name) {
+    return of_vocabulary(model, plan, name, model.hidden, 0.02);
 }
 
 } // namespace
@@ -56,6 +61,8 @@ void HeadLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
     if (!set.has(weight))
         set.declare(weight, {vocabulary_matrix(model_, plan, name)}, plan.head_precision.has_value(), true, 1,
                     plan.head_precision);
+    if (model_.head_bias && !set.has("lm_head_bias"))
+        set.declare("lm_head_bias", {of_vocabulary(model_, plan, "lm_head.bias", 1, 0.0)}, false, false);
 }
 
 program::TensorId HeadLayer::labels(const emit::Builder& b) const {
@@ -84,6 +91,15 @@ program::TensorId HeadLayer::forward(emit::Builder& b, program::TensorId x) {
     const program::TensorId in =
         model_.logit_scale == 1.0 ? normed : b.scale(normed, model_.logit_scale, key_ + ".normed_scaled");
     logits_ = emit::linear_forward(b, head_, in, b.activation_dtype());
+    if (model_.head_bias) {
+        bias_ = b.weight("lm_head_bias", local, 1);
+        b.emit(program::OpKind::bias_add, {logits_, bias_.value}, {logits_});
+    }
+    if (model_.logit_cap > 0.0) {
+        uncapped_ = logits_;
+        logits_ = b.activation(key_ + ".logits_capped", rows, local);
+        b.emit(program::OpKind::clip, {uncapped_}, {logits_}, program::ClipAttr{model_.logit_cap, true});
+    }
     if (b.cached_keys > 0) {
         b.program().io.logits = logits_;
         return normed;
@@ -126,6 +142,13 @@ program::TensorId HeadLayer::backward(emit::Builder& b, program::TensorId dnorme
     if (!at_once(b.plan())) {
         dlogits = b.activation(key_ + ".dlogits", b.at(logits_).rows, b.at(logits_).cols);
         b.emit(program::OpKind::ce_grad, with_share(b, {logits_, max_, stat_, labels(b)}), {dlogits}, gradient_);
+    }
+    if (model_.logit_cap > 0.0)
+        b.emit(program::OpKind::clip_grad, {dlogits, uncapped_}, {dlogits}, program::ClipAttr{model_.logit_cap, true});
+    if (model_.head_bias && b.trains(bias_)) {
+        b.phase = program::Phase::wgrad;
+        b.emit(program::OpKind::bias_grad, {dlogits}, {bias_.gradient});
+        b.phase = program::Phase::dgrad;
     }
     program::TensorId d = emit::linear_backward(b, head_, dlogits);
     if (model_.logit_scale != 1.0) d = b.scale(d, model_.logit_scale, key_ + ".dnormed_scaled");

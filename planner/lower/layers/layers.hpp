@@ -130,6 +130,8 @@ private:
     program::TensorId gates_ = program::no_tensor, dgates_ = program::no_tensor, ungated_ = program::no_tensor,
                       clip_in_ = program::no_tensor, heads_in_ = program::no_tensor, squares_ = program::no_tensor;
     program::HeadsNormAttr heads_attr_;
+    program::TensorId value_in_ = program::no_tensor; // what norms of values take
+    program::ValueNormAttr values_attr_;
     program::TensorId q_ = program::no_tensor, k_ = program::no_tensor, v_ = program::no_tensor,
                       o_ = program::no_tensor, lse_ = program::no_tensor;
     program::AttentionAttr attr_;
@@ -156,6 +158,8 @@ public:
     program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
+    bool biased() const { return shared_ ? kind_.moe && kind_.moe->shared_bias : kind_.mlp_bias; }
+
     const model::Model& model_;
     const model::LayerKind& kind_;
     std::int64_t ffn_;
@@ -184,6 +188,8 @@ private:
         program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor;
     };
     void route(emit::Builder& b, program::TensorId normed);
+    double logit_factor() const;
+    program::TensorId unscaled(emit::Builder& b, program::TensorId dweight);
     program::BalanceAttr balance_attr(const emit::Builder& b) const;
     void balance(emit::Builder& b);                                                  // losses of the router
     program::TensorId balance_backward(emit::Builder& b, program::TensorId dlogits); // dlogits with their gradient
@@ -246,11 +252,12 @@ private:
     Norm router_norm_, expert_norm_, expert_post_, shared_post_; // norms of branches, where these have their own
     std::optional<MlpLayer> shared_;
     emit::Linear gate_, latent_down_, latent_up_;
-    emit::Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
+    emit::Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_, scale_; // scale_: a factor of each expert
     std::optional<emit::Adapter> fc1_adapter_, fc2_adapter_;
     program::TensorId logits_ = program::no_tensor, index_ = program::no_tensor, weight_ = program::no_tensor,
                       row_of_ = program::no_tensor, counts_ = program::no_tensor, all_counts_ = program::no_tensor,
                       places_ = program::no_tensor;
+    program::TensorId unscaled_ = program::no_tensor; // weight_ before those factors
     program::TensorId balance_load_ = program::no_tensor,
                       kept_ = program::no_tensor;       // kept_: index_ without the copies that are dropped
     program::TensorId tokens_low_ = program::no_tensor; // the quantized tokens that became rows
@@ -296,6 +303,8 @@ private:
     Norm norm_;
     emit::Linear head_;
     program::LossAttr loss_, gradient_; // apart in their scale
+    emit::Weight bias_;
+    program::TensorId uncapped_ = program::no_tensor; // logits before their cap
     program::TensorId logits_ = program::no_tensor, max_ = program::no_tensor, stat_ = program::no_tensor;
 };
 

@@ -41,7 +41,7 @@ void MlpLayer::declare(emit::ParameterSet& set) const {
     set.declare_adapted(plan::adapted::dense, key_ + ".in", in, true);
     set.declare_adapted(plan::adapted::dense, key_ + ".out",
                         {matrix(at + "down_proj.weight", plan::Domain::dense, h, ffn_, 1, out_std)}, true);
-    if (kind_.mlp_bias && !shared_) {
+    if (biased()) {
         if (kind_.gated) in_bias.push_back(matrix(at + "gate_proj.bias", plan::Domain::dense, ffn_, 1, 0, 0.0));
         in_bias.push_back(matrix(at + "up_proj.bias", plan::Domain::dense, ffn_, 1, 0, 0.0));
         set.declare(key_ + ".in_bias", in_bias, false, false);
@@ -72,7 +72,7 @@ program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
     in_.name = name + "fc1";
     in_.gather = tp > 1;
     program::TensorId pre = emit::linear_forward(b, in_, normed, b.activation_dtype());
-    const bool bias = kind_.mlp_bias && !shared_;
+    const bool bias = biased();
     if (bias) {
         in_bias_ = b.weight(key_ + ".in_bias", width, 1);
         const program::TensorId biased = b.activation(name + "fc1_bias", b.at(pre).rows, width);
@@ -81,7 +81,8 @@ program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
     }
     pre_ = pre;
     if (!shared_) b.module = program::Module::moe_act_dense;
-    act_ = {b.at(pre).rows, local, kind_.activation, kind_.gated, kind_.swiglu_limit};
+    act_ = {b.at(pre).rows,    local, kind_.activation, kind_.gated, shared_ ? kind_.shared_limit : kind_.swiglu_limit,
+            kind_.limit_behind};
     const program::TensorId act = emit_activation(b, act_, {pre, program::no_tensor, program::no_tensor}, name + "act",
                                                   static_cast<double>(act_.rows));
     b.module = module;
@@ -115,7 +116,7 @@ program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
 
 program::TensorId MlpLayer::backward(emit::Builder& b, program::TensorId dy) {
     const std::string name = shared_ ? "shared_" : "mlp_";
-    const bool bias = kind_.mlp_bias && !shared_;
+    const bool bias = biased();
     const auto bias_grad = [&](program::TensorId d, const emit::Weight& weight) {
         if (!b.trains(weight)) return;
         b.phase = program::Phase::wgrad;

@@ -28,9 +28,7 @@ void MoeLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
         Norm::declare(set, model_, key_ + ".expert_norm", hf_ + "pre_feedforward_layernorm_2.weight", h);
         Norm::declare(set, model_, key_ + ".shared_post", hf_ + "post_feedforward_layernorm_1.weight", h);
         Norm::declare(set, model_, key_ + ".expert_post", hf_ + "post_feedforward_layernorm_2.weight", h);
-        set.declare(key_ + ".expert_scale",
-                    {matrix(hf_ + "router.per_expert_scale", plan::Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
-                    false);
+        set.declare(key_ + ".expert_scale", {norm_weight(hf_ + "router.per_expert_scale", moe_.experts)}, false, false);
     }
     set.declare(key_ + ".gate", {matrix(at + gate + ".weight", plan::Domain::dense, moe_.experts, h, -1, 0.02)}, false);
     if (moe_.router.linear_bias)
@@ -133,10 +131,12 @@ program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
     const Rows din = combine(b, drows, "expert_din_sum");
 
     b.module = program::Module::router;
-    const program::TensorId dlogits = b.tensor("dlogits", program::Dtype::f32, b.local_tokens(), moe_.experts);
-    b.emit(program::OpKind::router_grad, {din.probs, logits_, index_}, {dlogits},
+    const program::TensorId dweight = unscaled(b, din.probs),
+                            dlogits = b.tensor("dlogits", program::Dtype::f32, b.local_tokens(), moe_.experts);
+    b.emit(program::OpKind::router_grad, {dweight, logits_, index_}, {dlogits},
            program::RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
-    const program::TensorId dbalanced = balance_backward(b, dlogits);
+    program::TensorId dbalanced = balance_backward(b, dlogits);
+    if (moe_.branch_norms) dbalanced = b.scale(dbalanced, logit_factor(), "drouter_logits");
     if (moe_.router.linear_bias && b.trains(gate_bias_)) {
         b.phase = program::Phase::wgrad;
         b.emit(program::OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
@@ -164,6 +164,7 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
     gate_.name = "router_logits";
     gate_.quantize = false;
     logits_ = emit::linear_forward(b, gate_, normed, program::Dtype::f32);
+    if (moe_.branch_norms) logits_ = b.scale(logits_, logit_factor(), "router_logits_scaled");
     if (moe_.router.linear_bias) {
         gate_bias_ = b.weight(key_ + ".gate_bias", moe_.experts, 1);
         const program::TensorId biased = b.tensor("router_logits_bias", program::Dtype::f32, tokens, moe_.experts);
@@ -185,6 +186,22 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
            program::RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
     balance(b);
     drop(b);
+    if (!moe_.branch_norms) return;
+    scale_ = b.weight(key_ + ".expert_scale", moe_.experts, 1);
+    unscaled_ = weight_;
+    weight_ = b.tensor("expert_weight_scaled", program::Dtype::f32, tokens, moe_.top_k);
+    b.emit(program::OpKind::expert_scale, {unscaled_, kept_, scale_.value}, {weight_});
+}
+
+// Gemma 4's router takes its input, normed, over the root of the hidden width.
+double MoeLayer::logit_factor() const { return 1.0 / std::sqrt(static_cast<double>(model_.hidden)); }
+
+// The gradient of the router's weights from that of what rows were multiplied by.
+program::TensorId MoeLayer::unscaled(emit::Builder& b, program::TensorId dweight) {
+    if (!moe_.branch_norms) return dweight;
+    const program::TensorId d = b.tensor("dexpert_weight", program::Dtype::f32, b.local_tokens(), moe_.top_k);
+    b.emit(program::OpKind::expert_scale_grad, {dweight, unscaled_, kept_, scale_.value}, {d, scale_.gradient});
+    return d;
 }
 
 namespace {
@@ -235,7 +252,7 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     }
     fc1_out_ = h;
     b.module = program::Module::moe_act;
-    act_ = {cap, f, kind_.activation, kind_.gated, kind_.swiglu_limit};
+    act_ = {cap, f, kind_.activation, kind_.gated, kind_.swiglu_limit, kind_.limit_behind};
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
     const bool early = b.plan().memory_efficient_permutation && !moe_.probs_on_input;
     const program::TensorId act =

@@ -31,6 +31,10 @@ void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, mode
     rope.low_freq_factor = scaling.number_or("low_freq_factor", 1.0, 0.0, 1e6);
     rope.high_freq_factor = scaling.number_or("high_freq_factor", 4.0, 0.0, 1e6);
     rope.truncate = scaling.boolean_or("truncate", true);
+    if (type == "proportional") {
+        rope.factor = scaling.number_or("factor", 1.0, 0.0, 1e6);
+        rope.share = scaling.number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
+    }
     if (type != "yarn") return;
     const bool both = rope.mscale > 0.0 && rope.mscale_all_dim > 0.0;
     rope.attention_factor = scaling.number_or(
@@ -117,7 +121,7 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
 
 // What the kernels of layers with a state cannot hold on a GPU.
 std::string state_obstacle(const model::Attention& attention) {
-    constexpr std::int64_t widest = 128, most_taps = 8, widest_norm = 4096; // columns of a head, of a norm
+    constexpr std::int64_t widest = 128, most_taps = 8, widest_norm = 8192; // columns of a head, of a norm
     const auto most = [](const char* field, std::int64_t value, std::int64_t limit) {
         return value > limit ? fmt::format("{} = {}: only up to {} is trained", field, value, limit) : std::string();
     };
@@ -140,7 +144,6 @@ std::string attention_obstacle(const model::Attention& attention) {
     }
     if (attention.kind == model::AttentionKind::compressed)
         return "compress_ratios: no compressed sparse attention yet";
-    if (attention.k_eq_v) return "attention_k_eq_v = true: not trained yet";
     if (attention.rope) {
         if (std::string text = rope_obstacle(attention.rope->scaling); !text.empty()) return text;
     }
@@ -150,7 +153,6 @@ std::string attention_obstacle(const model::Attention& attention) {
 }
 
 std::string moe_obstacle(const model::Moe& moe) {
-    if (moe.branch_norms) return "norms of experts and of the MLP beside them: not trained yet";
     if (moe.router.scoring == model::Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
     return {};
 }
@@ -315,7 +317,10 @@ std::string obstacle(const JsonObject& json, const model::Model& model) {
         return fmt::format("{} residual streams: no hyper-connections yet", model.residual_streams);
     if (json.number_or("attention_dropout", 0.0, 0.0, 1.0) > 0.0) return "attention_dropout: must be 0";
     if (std::string text = rope_obstacle(model.rope_scaling); !text.empty()) return text;
-    if (json.number_or("router_jitter_noise", 0.0, 0.0, 1.0) > 0.0) return "router_jitter_noise: must be 0";
+    const bool mixes = std::any_of(model.kinds.begin(), model.kinds.end(), [](const model::LayerKind& kind) {
+        return kind.moe && kind.moe->router.mixer > 0.0;
+    });
+    if (!mixes && json.number_or("router_jitter_noise", 0.0, 0.0, 1.0) > 0.0) return "router_jitter_noise: must be 0";
     return {};
 }
 

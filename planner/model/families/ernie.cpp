@@ -39,13 +39,15 @@ void read_ernie(const JsonObject& json, model::Model& model) {
     model::LayerKind dense;
     dense.attention = read_gqa(json, model);
     dense.activation = read_activation(json, "silu");
-    dense.attention.qkv_bias = dense.attention.out_bias = dense.mlp_bias = json.boolean_or("use_bias", false);
+    const bool bias = json.boolean_or("use_bias", false);
+    dense.attention.qkv_bias = dense.attention.out_bias = dense.mlp_bias = model.head_bias = bias;
     model::Moe moe;
     moe.experts = integer(json, "moe_num_experts", max_experts);
     moe.top_k = integer(json, "moe_k", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.shared_ffn = moe.ffn * json.integer_or("moe_num_shared_experts", 2, 0, 1024);
     moe.router.normalize = moe.router.expert_bias = true;
+    moe.shared_bias = bias && moe.shared_ffn > 0;
     model::LayerKind sparse = dense;
     sparse.mlp_bias = false;
     sparse.moe = moe;
@@ -59,8 +61,6 @@ void read_ernie(const JsonObject& json, model::Model& model) {
         add_layer(model, inside && (layer + 1) % step == 0 ? sparse : dense);
     }
     repeat_last_as_mtp(json, model);
-    if (json.boolean_or("use_bias", false))
-        model.not_executable = "use_bias = true: a bias of the LM head is not trained yet";
 }
 
 // Every layer has experts and a shared MLP as wide as intermediate_size for each of num_shared_expert.

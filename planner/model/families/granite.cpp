@@ -1,8 +1,10 @@
 // Granite 4: layers of a Mamba-2 mixer or attention, each with routed experts and a shared MLP, or the latter alone.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace moe::families {
 namespace {
@@ -24,6 +26,7 @@ model::Attention read_mamba(const JsonObject& json, const model::Model& model) {
     mamba.key_dim = integer_or(json, "mamba_d_state", 256, 1, max_dim);
     mamba.conv_kernel = integer_or(json, "mamba_d_conv", 4, 1, 1024);
     mamba.scan_chunk = integer_or(json, "mamba_chunk_size", 256, 1, 1 << 16);
+    if (json.has("time_step_limit")) std::tie(mamba.step_min, mamba.step_max) = json.interval("time_step_limit");
     if (mamba.value_heads % mamba.key_heads != 0)
         json.refuse_value("mamba_n_heads", fmt::format("must be a multiple of mamba_n_groups = {}", mamba.key_heads));
     if (!json.boolean_or("mamba_conv_bias", true))
@@ -60,14 +63,15 @@ void read_granite_hybrid(const JsonObject& json, model::Model& model) {
     } else {
         kind.dense_ffn = shared;
     }
+    const double score_factor = read_granite_factors(json, model);
     model::LayerKind mamba = kind, attention = kind;
     if (std::find(is_mamba.begin(), is_mamba.end(), true) != is_mamba.end()) mamba.attention = read_mamba(json, model);
     if (std::find(is_mamba.begin(), is_mamba.end(), false) != is_mamba.end()) {
         attention.attention = read_gqa(json, model, rotates ? 1.0 : 0.0);
+        attention.attention.scale = score_factor;
         attention.attention.qkv_bias = attention.attention.out_bias = json.boolean_or("attention_bias", false);
     }
     for (const bool here : is_mamba) add_layer(model, here ? mamba : attention);
-    model.not_executable = "Granite 4: no Mamba layers, and no factors on embeddings, scores and sums yet";
 }
 
 } // namespace moe::families

@@ -2,6 +2,7 @@
 // Granite, MiniMax-M2. Parts of them that the engine does not train are named in not_executable.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
 
 namespace moe::families {
 namespace {
@@ -66,14 +67,19 @@ void read_olmoe(const JsonObject& json, model::Model& model) {
     add_alike(model, kind, layer_count(json));
 }
 
+// Its experts are picked one after another by logits that are near; training samples among those near, which is not
+// done here: the best is taken as in inference (transformers 5.24, modeling_phimoe.py, sparsemixer()).
 void read_phimoe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 1e6);
     model.layer_norm = model.layer_norm_bias = true;
     model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     read_window(json, kind.attention);
+    kind.moe->router.mixer = json.number_or("router_jitter_noise", 0.01, 1e-9, 1e6);
+    model.head_bias = json.boolean_or("lm_head_bias", false);
     add_alike(model, kind, layer_count(json));
-    model.not_executable = "Phi-3.5-MoE's sparse mixer, which picks experts one after another: not trained yet";
+    if (json.number_or("input_jitter_noise", 0.0, 0.0, 1.0) > 0.0)
+        model.not_executable = "input_jitter_noise: must be 0";
 }
 
 // Granite scales embeddings, scores, residuals and logits by constants of its own.
@@ -83,11 +89,8 @@ void read_granite_moe(const JsonObject& json, model::Model& model) {
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.moe->shared_ffn = json.integer_or("shared_intermediate_size", 0, 0, max_ffn);
     kind.moe->router.softmax_after_top_k = true;
-    kind.attention.scale = json.number_or("attention_multiplier", 1.0, 1e-9, 1e6);
+    kind.attention.scale = read_granite_factors(json, model);
     add_alike(model, kind, layer_count(json));
-    model.embedding_scale = json.number_or("embedding_multiplier", 1.0, 1e-9, 1e6);
-    model.residual_scale = json.number_or("residual_multiplier", 1.0, 1e-9, 1e6);
-    model.logit_scale = 1.0 / json.number_or("logits_scaling", 1.0, 1e-9, 1e6);
 }
 
 // The published weights hold none of the MTP modules that its config mentions, nor does the configuration class.

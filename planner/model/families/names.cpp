@@ -33,10 +33,17 @@ constexpr std::array renames{
     Rename{"DbrxForCausalLM", ".mlp.experts.", ".ffn.experts."},
     Rename{"Ernie4_5_MoeForCausalLM", "mlp.gate.e_score", "mlp.moe_statics.e_score"},
     Rename{"ExaoneMoeForCausalLM", "mlp.gate.e_score", "mlp.e_score"},
+    Rename{"Gemma4ForCausalLM", ".pre_mlp_layernorm.", ".pre_feedforward_layernorm."},
+    Rename{"Gemma4ForCausalLM", ".post_mlp_layernorm.", ".post_feedforward_layernorm."},
+    Rename{"Gemma4ForCausalLM", ".mlp.gate.", ".router.proj."},
+    Rename{"Gemma4ForCausalLM", ".mlp.experts.", ".experts."},
+    Rename{"Gemma4ForCausalLM", ".mlp.shared_experts.", ".mlp."},
     Rename{"GraniteMoeForCausalLM", ".mlp.gate.", ".block_sparse_moe.router.layer."},
     Rename{"GraniteMoeForCausalLM", ".mlp.experts.", ".block_sparse_moe.experts."},
     Rename{"GraniteMoeForCausalLM", ".mlp.shared_experts.down_proj.", ".shared_mlp.output_linear."},
     Rename{"GraniteMoeForCausalLM", ".mlp.shared_experts.", ".shared_mlp."},
+    Rename{"GraniteMoeForCausalLM", ".mlp.down_proj.", ".shared_mlp.output_linear."}, // without experts
+    Rename{"GraniteMoeForCausalLM", ".mlp.", ".shared_mlp."},
     Rename{"HYV3ForCausalLM", "mlp.gate.e_score_correction_bias", "mlp.expert_bias"},
     Rename{"HYV3ForCausalLM", "mlp.gate.weight", "mlp.router.gate.weight"},
     Rename{"HYV3ForCausalLM", "mlp.shared_experts.", "mlp.shared_mlp."},
@@ -55,12 +62,21 @@ constexpr std::array renames{
     Rename{"MiniMaxM2ForCausalLM", ".gate_proj.", ".w1."},
     Rename{"MiniMaxM2ForCausalLM", ".up_proj.", ".w3."},
     Rename{"MiniMaxM2ForCausalLM", ".down_proj.", ".w2."},
+    Rename{"PhiMoEForCausalLM", ".mlp.", ".block_sparse_moe."},
+    Rename{"PhiMoEForCausalLM", ".gate_proj.", ".w1."},
+    Rename{"PhiMoEForCausalLM", ".up_proj.", ".w3."},
+    Rename{"PhiMoEForCausalLM", ".down_proj.", ".w2."},
+    Rename{"Step3p5ForCausalLM", ".mlp.gate.e_score_correction_bias", ".moe.router_bias"},
+    Rename{"Step3p5ForCausalLM", ".mlp.gate.", ".moe.gate."},
+    Rename{"Step3p5ForCausalLM", ".mlp.experts.", ".moe."},
+    Rename{"Step3p5ForCausalLM", ".mlp.shared_experts.", ".share_expert."},
 };
 
 // Families whose weights go by the names of another.
 std::string_view names_of(std::string_view architecture) {
     if (architecture == "BailingMoeV2ForCausalLM") return "BailingMoeForCausalLM";
-    if (architecture == "GraniteMoeSharedForCausalLM") return "GraniteMoeForCausalLM";
+    if (architecture == "GraniteMoeSharedForCausalLM" || architecture == "GraniteMoeHybridForCausalLM")
+        return "GraniteMoeForCausalLM";
     if (architecture == "Qwen3_5MoeForCausalLM") return "Qwen3_5ForCausalLM";
     return architecture;
 }
@@ -187,7 +203,8 @@ std::string checkpoint_name(const model::Model& model, const std::string& name) 
     if (has_delta_layers(family)) text = qwen_mtp_name(model, text);
     if (family == "NemotronHForCausalLM") return nemotron_h_name(model, text);
     // Beside towers the language model has a name of its own.
-    if (family == "Qwen3_5ForCausalLM" && !model.left_out.empty() && text.starts_with("model."))
+    const bool inside = family == "Qwen3_5ForCausalLM" || family == "Gemma4ForCausalLM";
+    if (inside && !model.left_out.empty() && text.starts_with("model."))
         text = replaced(std::move(text), "model.", "model.language_model.");
     for (const Rename& rename : renames)
         if (rename.architecture == family) text = replaced(std::move(text), rename.from, rename.to);
@@ -198,14 +215,16 @@ JoinedRows joined_rows(const model::Model& model, const std::string& name) {
     const std::string_view family = names_of(model.architecture);
     const model::LayerKind* kind = kind_of(model, name);
     if (kind == nullptr) return {};
-    if (kind->attention.kind == model::AttentionKind::mamba) return joined_mamba(model, kind->attention, name);
+    if (kind->attention.kind == model::AttentionKind::mamba && name.find(".mamba.") != std::string::npos)
+        return joined_mamba(model, kind->attention, name);
     if (has_delta_layers(family) && name.ends_with(".weight")) return joined_delta(model, kind->attention, name);
-    if (family == "GraniteMoeForCausalLM" && kind->moe)
-        for (const char* part : {"shared_experts.gate_proj.", "shared_experts.up_proj."})
+    if (family == "GraniteMoeForCausalLM" && name.find(".experts.") == std::string::npos) {
+        const std::int64_t ffn = kind->moe ? kind->moe->shared_ffn : kind->dense_ffn;
+        for (const char* part : {".gate_proj.", ".up_proj."})
             if (name.find(part) != std::string::npos)
-                return {checkpoint_name(model, replaced(name, part, "shared_experts.input_linear.")),
-                        std::string_view(part).find("up_") == std::string_view::npos ? 0 : kind->moe->shared_ffn,
-                        2 * kind->moe->shared_ffn};
+                return {checkpoint_name(model, replaced(name, part, ".input_linear.")),
+                        std::string_view(part) == ".up_proj." ? ffn : 0, 2 * ffn};
+    }
     const char* joined = family == "BailingMoeForCausalLM" ? "query_key_value" : "Wqkv";
     if (family != "BailingMoeForCausalLM" && family != "DbrxForCausalLM") return {};
     std::size_t part = 0, at = std::string::npos;
@@ -227,9 +246,11 @@ ExpertLayout expert_layout(const model::Model& model) {
     const std::string_view family = names_of(model.architecture);
     if (family == "GraniteMoeForCausalLM") return ExpertLayout::gated;
     // Qwen3.5 beside towers; its class of the language model alone saves each expert.
-    if (family == "Mistral4ForCausalLM" || (family == "Qwen3_5ForCausalLM" && !model.left_out.empty()))
+    if (family == "Mistral4ForCausalLM" || family == "Gemma4ForCausalLM" ||
+        (family == "Qwen3_5ForCausalLM" && !model.left_out.empty()))
         return ExpertLayout::fused;
     if (family == "Llama4ForCausalLM") return ExpertLayout::transposed;
+    if (family == "Step3p5ForCausalLM") return ExpertLayout::stacked;
     if (family == "DbrxForCausalLM") return ExpertLayout::rows;
     return ExpertLayout::each;
 }

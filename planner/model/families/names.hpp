@@ -30,6 +30,7 @@ enum class ExpertLayout {
     gated,      // Granite: [E, 2 f, h] and [E, h, f], gate before up
     fused,      // Mistral 4, Qwen3.5: the same under the names of transformers 5
     transposed, // Llama 4: [E, h, 2 f] and [E, f, h]
+    stacked,    // Step-3.5: [E, f, h] of gate, of up, and [E, h, f] of down
     rows,       // DBRX: gate and up [E f, h] each, and down [E f, h]
 };
 ExpertLayout expert_layout(const model::Model& model);

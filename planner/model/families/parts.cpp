@@ -90,6 +90,13 @@ model::Router selecting_router(const JsonObject& json, const char* normalize, co
     return router;
 }
 
+double read_granite_factors(const JsonObject& json, model::Model& model) {
+    model.embedding_scale = json.number_or("embedding_multiplier", 1.0, 1e-9, 1e6);
+    model.residual_scale = json.number_or("residual_multiplier", 1.0, 1e-9, 1e6);
+    model.logit_scale = 1.0 / json.number_or("logits_scaling", 1.0, 1e-9, 1e6);
+    return json.number_or("attention_multiplier", 1.0, 1e-9, 1e6);
+}
+
 model::Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared,
                         std::int64_t fallback_shared) {
     model::Moe moe;

@@ -32,6 +32,8 @@ void must_be(const JsonObject& json, const std::string& key, const std::string& 
 // Sigmoid scores, a bias that only selects, chosen scores divided by their sum and scaled; fields of the family's
 // names.
 model::Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale);
+// Granite's factors of embeddings, sums and logits; that of the scores is returned.
+double read_granite_factors(const JsonObject& json, model::Model& model);
 // Routed and shared experts of one width, their numbers under the family's names; no name: no shared ones here.
 model::Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared,
                         std::int64_t fallback_shared);

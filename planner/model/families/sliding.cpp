@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 namespace moe::families {
 namespace {
@@ -109,6 +110,7 @@ namespace {
 
 // Step-3.5 lists its layers with experts in one string, "3,4,5", or as numbers.
 std::vector<bool> read_step_sparse(const JsonObject& json, int layers) {
+    if (json.is_array("mlp_layer_types")) return sparse_of_types(json, layers);
     const std::string key = "moe_layers_enum";
     std::vector<std::int64_t> indices;
     if (json.is_array(key)) {
@@ -143,52 +145,103 @@ model::Attention read_step_attention(const JsonObject& sizes, const JsonObject& 
     return attention;
 }
 
+// The words of the published files and those of the class in transformers 5.24 (configuration_step3p7.py).
+std::int64_t step_size(const JsonObject& json, const char* published, const char* own, std::int64_t high) {
+    return json.integer(json.has(published) ? published : own, 1, high);
+}
+
+// The attention of layers that see everything and of those with windows. The rotation of each is that of its layers,
+// which the published file lists one by one; its scaling is of the former alone.
+std::pair<model::Attention, model::Attention> read_step_attentions(const JsonObject& json,
+                                                                   const std::vector<std::string>& types) {
+    const std::string other = "attention_other_setting", sliding = "sliding_attention";
+    model::Attention full = read_step_attention(json, json);
+    model::Attention window = json.is_object(other) ? read_step_attention(json.object(other), json) : full;
+    if (json.has("num_sliding_attention_heads")) window.heads = integer(json, "num_sliding_attention_heads", max_heads);
+    window.window = json.integer("sliding_window", 1, max_window);
+    full.rope = rope_of_type(json, "full_attention", 10000.0).value_or(model::Rope{});
+    window.rope = rope_of_type(json, sliding, 10000.0).value_or(model::Rope{});
+    for (model::Attention* of : {&full, &window}) {
+        const std::string type = of == &full ? "full_attention" : sliding;
+        of->rope_dim = static_cast<int>(of->qk_dim * rotary_share(json, type, 1.0));
+    }
+    if (json.is_object("rope_parameters")) return {full, window};
+    if (json.has("rope_scaling")) full.rope = read_rope(json.object("rope_scaling"), json, 10000.0);
+    const auto each = [&](const char* key, double low, double high, const auto& set) {
+        const std::vector<double> list = json.numbers(key, low, high);
+        for (std::size_t layer = 0; layer < std::min(list.size(), types.size()); ++layer)
+            set(types[layer] == sliding ? window : full, list[layer]);
+    };
+    const double theta = json.is_array("rope_theta") ? 10000.0 : json.number_or("rope_theta", 10000.0, 1.0, 1e12);
+    full.rope->theta = window.rope->theta = theta;
+    if (json.is_array("rope_theta"))
+        each("rope_theta", 1.0, 1e12, [](model::Attention& of, double value) { of.rope->theta = value; });
+    if (json.has("partial_rotary_factors"))
+        each("partial_rotary_factors", 0.0, 1.0,
+             [](model::Attention& of, double share) { of.rope_dim = static_cast<int>(of.qk_dim * share); });
+    return {full, window};
+}
+
+// A bound for each layer, 0: none. The list may go on over the depths of MTP.
+std::vector<double> read_step_limits(const JsonObject& json, const std::string& key, std::size_t layers) {
+    std::vector<double> list = json.has(key) ? json.numbers(key, 0.0, 1e6) : std::vector<double>();
+    if (json.has(key) && list.size() < layers)
+        json.refuse_value(key, fmt::format("must have an entry for each of the {} layers", layers));
+    list.resize(std::max(list.size(), layers));
+    return list;
+}
+
 } // namespace
 
-// Layers of windows have more query heads, and turn all of each; the others half, as partial_rotary_factors says. The
-// list of layer_types goes on over the depths of MTP, whose MLPs are dense.
+// Layers of windows have more query heads, and turn all of each; the others half. The list of layer_types goes on over
+// the depths of MTP, whose MLPs are dense. Dense MLPs are bounded as shared experts are.
 void read_step3p5(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "att_impl_type", "GQA");
     must_be(json, "moe_router_activation", "sigmoid");
+    model.norms_from_one = true;
     const int layers = layer_count(json), depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
-    const auto whole = static_cast<std::size_t>(layers + depths);
+    const auto within = static_cast<std::size_t>(layers), whole = static_cast<std::size_t>(layers + depths);
     const std::vector<std::string> types = json.strings("layer_types");
-    if (types.size() < static_cast<std::size_t>(layers) || types.size() > whole)
+    if (types.size() < within || types.size() > whole)
         json.refuse_value("layer_types", fmt::format("must have an entry for each of the {} layers, and may have one "
                                                      "for each of the {} MTP layers",
                                                      layers, depths));
-    model::Attention full = read_step_attention(json, json);
-    model::Attention window = read_step_attention(json.object("attention_other_setting"), json);
-    window.window = json.integer("sliding_window", 1, max_window);
-    if (json.has("partial_rotary_factors")) {
-        const std::vector<double> shares = json.numbers("partial_rotary_factors", 0.0, 1.0);
-        for (std::size_t layer = 0; layer < std::min(shares.size(), types.size()); ++layer) {
-            model::Attention& of = types[layer] == "sliding_attention" ? window : full;
-            of.rope_dim = static_cast<int>(of.qk_dim * shares[layer]);
-        }
-    }
+    const auto attentions = read_step_attentions(json, types);
+    const auto attention = [&](std::size_t layer) {
+        const bool sees_all = layer < types.size() && types[layer] == "full_attention";
+        return sees_all ? attentions.first : attentions.second;
+    };
     model::LayerKind base;
     base.activation = read_activation(json, "silu");
+    base.limit_behind = true;
     model::Moe moe;
-    moe.experts = integer(json, "moe_num_experts", max_experts);
-    moe.top_k = integer(json, "moe_top_k", max_experts);
+    moe.experts = static_cast<int>(step_size(json, "moe_num_experts", "n_routed_experts", max_experts));
+    moe.top_k = static_cast<int>(step_size(json, "moe_top_k", "num_experts_per_tok", max_experts));
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.shared_ffn = json.integer("share_expert_dim", 0, max_ffn);
     moe.router = selecting_router(json, "norm_expert_weight", "moe_router_scaling_factor", 1.0);
     moe.router.expert_bias = json.boolean_or("use_moe_router_bias", true);
     const std::int64_t wide = ffn(json, "intermediate_size");
-    Pattern pattern{{}, read_step_sparse(json, layers)};
-    for (int layer = 0; layer < layers; ++layer)
-        pattern.sliding.push_back(types[static_cast<std::size_t>(layer)] == "sliding_attention");
-    add_pattern(model, pattern, base, full, window, moe, wide);
-    model::LayerKind depth = base;
-    depth.dense_ffn = wide;
-    for (std::size_t i = static_cast<std::size_t>(layers); i < whole; ++i) {
-        depth.attention = i < types.size() && types[i] == "full_attention" ? full : window;
-        add_mtp(model, depth);
+    const std::vector<bool> sparse = read_step_sparse(json, layers);
+    const std::vector<double> limits = read_step_limits(json, "swiglu_limits", within),
+                              shared = read_step_limits(json, "swiglu_limits_shared", within);
+    for (std::size_t layer = 0; layer < whole; ++layer) {
+        model::LayerKind kind = base;
+        kind.attention = attention(layer);
+        if (layer < within && sparse[layer]) {
+            kind.moe = moe;
+            kind.swiglu_limit = limits[layer];
+            kind.shared_limit = shared[layer];
+        } else {
+            kind.dense_ffn = wide;
+            kind.swiglu_limit = layer < shared.size() ? shared[layer] : 0.0;
+        }
+        if (layer < within)
+            add_layer(model, kind);
+        else
+            add_mtp(model, kind);
     }
-    model.not_executable = "swiglu_limits (Step-3.5): gates that are cut behind their activation are not trained yet";
 }
 
 // Arcee's Trinity: gated attention, norms on both sides of attention and MLP; layers that see everything turn nothing.

@@ -33,8 +33,9 @@ TEST_CASE("cuda: FP32 training is the CPU's, op by op and as a graph") {
 }
 
 TEST_CASE("cuda: factors, gates, norms and rotations of other families are the CPU's, in a graph too") {
-    for (const char* model : {"granite", "olmoe", "afmoe", "laguna", "mimo", "hunyuan", "ernie", "nemotron", "gpt",
-                              "dbrx", "mistral4", "llama4", "qwen3next", "qwen3.5", "nemotronh", "nemotron3"}) {
+    for (const char* model : {"granite",   "olmoe",     "afmoe",    "laguna",   "mimo",   "hunyuan",   "ernie",
+                              "nemotron",  "gpt",       "dbrx",     "mistral4", "llama4", "qwen3next", "qwen3.5",
+                              "nemotronh", "nemotron3", "granite4", "gemma4",   "step",   "phimoe",    "erniebias"}) {
         check_model(model, {}, 1e-4);
         check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}, {"recompute", "full"}}, 1e-4);
         check_model(model, {{"documents", "mask"}, {"mbs", "2"}}, 1e-4);

@@ -91,7 +91,7 @@ void check_packed(const std::string& model, const Documents& documents) {
 
 TEST_CASE("packed documents train what each trains alone") {
     for (const char* model : {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral", "gptoss", "llama", "qwen3next",
-                              "qwen3.5", "nemotronh", "nemotron3"})
+                              "qwen3.5", "nemotronh", "nemotron3", "granite4", "gemma4"})
         check_packed(model, {9, 2, 14, 7});
 }
 

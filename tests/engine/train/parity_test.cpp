@@ -27,9 +27,12 @@ void check_plans(const std::string& model, const std::vector<Fields>& plans, con
     const Trained expected = train_three(small_plan(model, 1, common));
     CHECK(expected.losses[0] == nearly(std::log(61.0)).epsilon(0.05));
     CHECK(expected.losses[2] < expected.losses[0]);
-    // The selection bias alone has no gradient: it moves to balance the load, not to lower the loss.
-    for (const auto& [name, gradient] : expected.gradients)
-        CHECK(moved(gradient) == (name.find("e_score_correction_bias") == std::string::npos));
+    // The selection bias has no gradient: it moves to balance the load, not to lower the loss. Nor have factors of
+    // layers.
+    for (const auto& [name, gradient] : expected.gradients) {
+        const bool stays = name.find("e_score_correction_bias") != std::string::npos || name.ends_with("layer_scalar");
+        CHECK(moved(gradient) == !stays);
+    }
     for (Fields fields : plans) {
         fields.insert(fields.begin(), common.begin(), common.end());
         INFO(model, " ", text(fields));
@@ -156,6 +159,9 @@ TEST_CASE("parity: factors, gates, norms of all heads, LayerNorm, rotations by l
                                           "hunyuan", "ernie", "dbrx",  "mistral4", "llama4"};
     for (std::size_t i = 0; i < models.size(); ++i) check_plans(models[i], {plans[i % plans.size()]});
     check_plans("nemotron", {{{"tp", "4"}}});
+    check_plans("step", {plans[0], plans[1], plans[2]});
+    check_plans("phimoe", {plans[0], {{"tp", "4"}, {"ep", "8"}, {"dispatcher", "hybridep"}}});
+    check_plans("erniebias", {plans[0], plans[2]});
     check_plans("qwen3.5", {{{"tp", "2"}, {"cp", "4"}, {"recompute", "core_attn"}}});
     check_plans("gpt", {{{"tp", "2"}, {"cp", "2"}, {"pp", "2"}}});
 }
@@ -190,6 +196,32 @@ TEST_CASE("parity: Mamba-2, layers of one part each, experts of a latent width")
                              });
     for (const char* model : {"nemotronh", "nemotron3"})
         check_plans(model, {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
+}
+
+TEST_CASE("parity: Mamba-2 beside experts, with Granite's factors") {
+    check_plans("granite4", {
+                                {{"tp", "4"}, {"ep", "8"}, {"mbs", "2"}},
+                                {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}},
+                                {{"pp", "2"}, {"cp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                                {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}},
+                                {{"pp", "2"}, {"ep", "4"}, {"dispatcher", "hybridep"}, {"recompute", "moe"}},
+                            });
+    check_plans("granite4", {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
+}
+
+TEST_CASE("parity: norms of values and of branches, keys as values, capped logits, scaled layers") {
+    check_plans("gemma4",
+                {
+                    {{"tp", "4"}, {"ep", "8"}, {"mbs", "2"}},
+                    {{"tp", "2"}, {"cp", "2"}, {"ep", "2"}, {"etp", "2"}},
+                    {{"cp", "4"}, {"cp_comm", "alltoall"}, {"ep", "2"}},
+                    {{"pp", "2"}, {"cp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                    {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "4"}, {"recompute", "layernorm"}},
+                    {{"tp", "2"}, {"ep", "2"}, {"offload", "core_attn+attn_norm"}, {"dispatcher", "allgather"}},
+                    {{"pp", "2"}, {"ep", "4"}, {"dispatcher", "hybridep"}, {"memory_efficient_permutation", "off"}},
+                });
+    check_plans("gemma4", {{{"ep", "4"}, {"tp", "2"}}}, {{"documents", "mask"}, {"aux_loss", "0.1"}});
 }
 
 TEST_CASE("parity: routing weights behind FC2") {

@@ -72,7 +72,10 @@ std::string drawn_list(Dice& dice, int layers, std::initializer_list<const char*
 }
 
 const char* experts_field(const std::string& model) {
-    if (model == "mixtral" || model == "gptoss" || model == "granite" || model == "llama4") return "num_local_experts";
+    if (model == "mixtral" || model == "gptoss" || model == "granite" || model == "granite4" || model == "llama4" ||
+        model == "phimoe")
+        return "num_local_experts";
+    if (model == "step") return "moe_num_experts";
     if (model == "ernie") return "moe_num_experts";
     const bool deepseek =
         model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo" || model == "nemotron3";
@@ -94,10 +97,32 @@ void draw_hybrid(Dice& dice, RandomCase& c, int layers) {
     if (dice.one_in(2) && !is_dense(c.model)) c.config.emplace_back("moe_latent_size", "null");
 }
 
+// Mamba-2's groups and heads, of which the latter divide twice the hidden width.
+void draw_granite(Dice& dice, RandomCase& c, int layers) {
+    c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"mamba\"", "\"attention\""}));
+    const int groups = dice.of({2, 4, 8});
+    c.config.emplace_back("mamba_n_groups", number(groups));
+    c.config.emplace_back("mamba_n_heads", number(groups * dice.of({1, 2, 4})));
+    c.config.emplace_back("mamba_d_conv", dice.of({"1", "2", "4"}));
+    if (dice.one_in(2)) c.config.emplace_back("time_step_limit", "[0.02, 0.4]");
+}
+
+// Kinds of layers, those with experts (the last one among them) and bounds.
+void draw_step(Dice& dice, RandomCase& c, int layers) {
+    c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"sliding_attention\"", "\"full_attention\""}));
+    std::string sparse = number(layers - 1);
+    for (int layer = 0; layer + 1 < layers; ++layer)
+        if (dice.one_in(2)) sparse += ", " + number(layer);
+    c.config.emplace_back("moe_layers_enum", "[" + sparse + "]");
+    c.config.emplace_back("swiglu_limits", drawn_list(dice, layers, {"0.0", "0.02"}));
+    c.config.emplace_back("swiglu_limits_shared", drawn_list(dice, layers, {"0.0", "0.02"}));
+}
+
 void draw_model(Dice& dice, RandomCase& c) {
-    c.model = dice.of({"qwen3",  "qwen2",   "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",  "gptoss",   "llama",
-                       "olmoe",  "granite", "afmoe",     "laguna",        "nemotron",  "mimo",     "mistral4", "ernie",
-                       "llama4", "hunyuan", "qwen3next", "qwen3.5",       "nemotronh", "nemotron3"});
+    c.model = dice.of({"qwen3",     "qwen2",    "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",  "gptoss",
+                       "llama",     "olmoe",    "granite",   "afmoe",         "laguna",    "nemotron", "mimo",
+                       "mistral4",  "ernie",    "llama4",    "hunyuan",       "qwen3next", "qwen3.5",  "nemotronh",
+                       "nemotron3", "granite4", "gemma4",    "step",          "phimoe"});
     const int layers = dice.of({1, 2, 3, 4});
     c.config.emplace_back("num_hidden_layers", number(layers));
     const int heads = dice.of({4, 8, 16});
@@ -122,6 +147,13 @@ void draw_model(Dice& dice, RandomCase& c) {
         c.config.emplace_back("linear_conv_kernel_dim", dice.of({"1", "2", "4"}));
     }
     if (c.model == "nemotronh" || c.model == "nemotron3") draw_hybrid(dice, c, layers);
+    if (c.model == "granite4") draw_granite(dice, c, layers);
+    if (c.model == "gemma4") {
+        c.config.emplace_back("layer_types", drawn_list(dice, layers, {"\"sliding_attention\"", "\"full_attention\""}));
+        c.config.emplace_back("num_global_key_value_heads", number(heads / dice.of({1, 2, 4})));
+        if (dice.one_in(3)) c.config.emplace_back("attention_k_eq_v", "false");
+    }
+    if (c.model == "step") draw_step(dice, c, layers);
     if (c.model == "laguna") c.config.emplace_back("gating", dice.of({"true", "\"per-element\""}));
     if (c.model == "mimo") {
         c.config.emplace_back("hybrid_layer_pattern", drawn_list(dice, layers, {"0", "1"}));
@@ -130,9 +162,11 @@ void draw_model(Dice& dice, RandomCase& c) {
     if (is_dense(c.model)) return;
     const int experts = dice.of({4, 8, 16});
     c.config.emplace_back(experts_field(c.model), number(experts));
-    c.config.emplace_back(c.model == "hunyuan" ? "moe_topk"
-                          : c.model == "ernie" ? "moe_k"
-                                               : "num_experts_per_tok",
+    c.config.emplace_back(c.model == "hunyuan"  ? "moe_topk"
+                          : c.model == "ernie"  ? "moe_k"
+                          : c.model == "gemma4" ? "top_k_experts"
+                          : c.model == "step"   ? "moe_top_k"
+                                                : "num_experts_per_tok",
                           dice.of({"1", "2", "3"}));
     if (latent) c.config.emplace_back("first_k_dense_replace", number(dice.below(layers)));
     if (latent) c.config.emplace_back("n_shared_experts", dice.of({"1", "2"}));

@@ -139,13 +139,19 @@ TEST_CASE("Gemma 4, lowered: norms of both branches, values made of keys") {
     for (const program::Op& op : program.templates[1].ops) backward += op.kind == program::OpKind::rmsnorm_grad;
     CHECK(forward == 4 * 8 + 1); // a layer has 8, the model one at its end
     CHECK(backward == 4 * 8 + 1);
-    int made = 0;
+    int normed = 0, made = 0, scaled = 0, weighed = 0;
     for (const program::Op& op : program.templates[0].ops) {
-        if (op.kind != program::OpKind::rope) continue;
+        scaled += op.kind == program::OpKind::scale && op.in.size() > 1; // by the number of each layer
+        weighed += op.kind == program::OpKind::expert_scale;
+        if (op.kind != program::OpKind::value_norm) continue;
         const auto cols = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)].cols; };
+        ++normed;
         made += cols(op.out[0]) - cols(op.in[0]) == 128; // one head of values, of the last layer alone
     }
+    CHECK(normed == 4);
     CHECK(made == 1);
+    CHECK(scaled == 4);
+    CHECK(weighed == 4);
 }
 
 TEST_CASE("gates of heads: one column a head beside the queries, under tensor and context parallelism as well") {

@@ -78,7 +78,7 @@ constexpr Published published[] = {
      R"({"architectures": ["OlmoeForCausalLM"], "attention_bias": false, "hidden_size": 2048, "intermediate_size":
      1024, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
      "num_hidden_layers": 16, "num_key_value_heads": 16, "tie_word_embeddings": false, "vocab_size": 50304})"},
-    {"Phi-3.5-MoE", 41.9, 6.6, false,
+    {"Phi-3.5-MoE", 41.9, 6.6, true,
      R"({"architectures": ["PhiMoEForCausalLM"], "attention_bias": true, "hidden_size": 4096, "intermediate_size":
      6400, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads":
      8, "num_local_experts": 16, "sliding_window": 2047, "tie_word_embeddings": false, "vocab_size": 32064})"},

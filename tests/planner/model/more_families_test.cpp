@@ -1,8 +1,9 @@
-// Families of 2025 and 2026 whose layers differ from each other: their config.json as published, less what no reader
-// looks at, against the published numbers of parameters.
+// Families of 2025 and 2026 whose layers differ from each other: what is read of them, and their published numbers of
+// parameters.
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 #include "tests/planner/base/fault_of.hpp"
+#include "tests/planner/model/mixed_configs.hpp"
 #include "tests/support/changed.hpp"
 #include "tests/support/nearly.hpp"
 
@@ -14,163 +15,9 @@
 #include <vector>
 
 using namespace moe;
+using namespace moe::test;
 
 namespace {
-
-// A JSON list of so many entries; `odd` where the index is a multiple of `step` after `first`.
-std::string list(int count, int first, int step, const std::string& odd, const std::string& usual) {
-    std::string text = "[";
-    for (int i = 0; i < count; ++i) text += (i > 0 ? ", " : "") + (i >= first && (i - first) % step == 0 ? odd : usual);
-    return text + "]";
-}
-
-const std::string full = "\"full_attention\"", window = "\"sliding_attention\"";
-
-std::string mimo_flash() { // every sixth layer and the first see everything
-    return R"({"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "add_full_attention_sink_bias":
-    false, "add_swa_attention_sink_bias": true, "attention_bias": false, "head_dim": 192, "hidden_act": "silu",
-    "hidden_size": 4096, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0,
-    1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0], "intermediate_size": 16384,
-    "layernorm_epsilon": 1e-5, "moe_intermediate_size": 2048, "moe_layer_freq": )" +
-           list(48, 0, 48, "0", "1") + R"(, "n_group": 1, "n_routed_experts": 256, "n_shared_experts": null,
-    "norm_topk_prob": true, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-    "num_key_value_heads": 4, "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": null,
-    "scoring_func": "sigmoid", "sliding_window": 128, "swa_head_dim": 192, "swa_num_attention_heads": 64,
-    "swa_num_key_value_heads": 8, "swa_rope_theta": 10000, "swa_v_head_dim": 128, "topk_group": 1, "topk_method":
-    "noaux_tc", "v_head_dim": 128, "vocab_size": 152576})";
-}
-
-std::string mimo_pro() {
-    return R"({"architectures": ["MiMoV2ForCausalLM"], "model_type": "mimo_v2", "add_full_attention_sink_bias": false,
-    "add_swa_attention_sink_bias": true, "head_dim": 192, "hidden_size": 6144, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 1,
-    1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1,
-    1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0], "intermediate_size": 16384,
-    "layernorm_epsilon": 1e-5, "moe_intermediate_size": 2048, "moe_layer_freq": )" +
-           list(70, 0, 70, "0", "1") +
-           R"(, "n_routed_experts": 384, "num_attention_heads": 128, "num_experts_per_tok": 8,
-    "num_hidden_layers": 70, "num_key_value_heads": 8, "num_nextn_predict_layers": 3, "partial_rotary_factor": 0.334,
-    "routed_scaling_factor": null, "scoring_func": "sigmoid", "sliding_window": 128, "swa_head_dim": 192,
-    "swa_num_attention_heads": 128, "swa_num_key_value_heads": 8, "swa_v_head_dim": 128, "topk_method": "noaux_tc",
-    "v_head_dim": 128, "vocab_size": 152576})";
-}
-
-std::string step_flash() {
-    std::string experts;
-    for (int layer = 3; layer < 45; ++layer) experts += (layer > 3 ? "," : "") + std::to_string(layer);
-    return R"({"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "att_impl_type": "GQA",
-    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96, "num_attention_groups":
-    8, "head_dim": 128}, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 11264, "layer_types": )" +
-           list(48, 0, 4, full, window) + R"(, "moe_intermediate_size": 1280, "moe_layers_enum": ")" + experts +
-           R"(", "moe_num_experts": 288, "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0, "moe_top_k":
-    8, "norm_expert_weight": true, "num_attention_groups": 8, "num_attention_heads": 64, "num_hidden_layers": 45,
-    "num_nextn_predict_layers": 3, "partial_rotary_factors": )" +
-           list(48, 0, 4, "0.5", "1.0") + R"(, "rope_theta": )" + list(48, 0, 4, "5000000.0", "10000.0") +
-           R"(, "share_expert_dim": 1280, "sliding_window": 512, "use_head_wise_attn_gate": true, "use_moe_router_bias":
-    true, "use_qk_norm": true, "vocab_size": 128896})";
-}
-
-std::string trinity(const std::string& sizes, int layers) {
-    return R"({"architectures": ["AfmoeForCausalLM"], "model_type": "afmoe", "global_attn_every_n_layers": 4, "head_dim":
-    128, "hidden_act": "silu", "layer_types": )" +
-           list(layers, 3, 4, full, window) + R"(, "mup_enabled": true, "n_group": 1, "num_hidden_layers": )" +
-           std::to_string(layers) +
-           R"(, "num_shared_experts": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000, "route_norm":
-    true, "route_scale": 2.826, "score_func": "sigmoid", "topk_group": 1, "tie_word_embeddings": false, "vocab_size":
-    200192, )" +
-           sizes + "}";
-}
-
-std::string trinity_mini() {
-    return trinity(
-        R"("hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024, "num_attention_heads":
-    32, "num_dense_layers": 2, "num_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 4, "sliding_window":
-    2048)",
-        32);
-}
-
-std::string trinity_large() {
-    return trinity(R"("hidden_size": 3072, "intermediate_size": 12288, "moe_intermediate_size": 3072,
-    "num_attention_heads": 48, "num_dense_layers": 6, "num_experts": 256, "num_experts_per_tok": 4, "num_key_value_heads":
-    8, "sliding_window": 4096)",
-                   60);
-}
-
-std::string k_exaone() {
-    return R"({"architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "attention_dropout": 0.0,
-    "first_last_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 18432,
-    "is_moe_layer": )" +
-           list(48, 0, 48, "false", "true") + R"(, "layer_types": )" + list(48, 3, 4, full, window) +
-           R"(, "moe_intermediate_size": 2048, "n_group": 1, "norm_topk_prob": true, "num_attention_heads": 64,
-    "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8, "num_shared_experts":
-    1, "rms_norm_eps": 1e-5, "rope_theta": 1000000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
-    "sliding_window": 128, "sliding_window_pattern": "LLLG", "tie_word_embeddings": false, "topk_group": 1, "topk_method":
-    "noaux_tc", "vocab_size": 153600})";
-}
-
-std::string solar_open() {
-    return R"({"architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open", "head_dim": 128, "hidden_size": 4096,
-    "intermediate_size": 10240, "moe_intermediate_size": 1280, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
-    "norm_topk_prob": true, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-    "num_key_value_heads": 8, "routed_scaling_factor": 1.0, "topk_group": 1, "vocab_size": 196608})";
-}
-
-std::string hy3() {
-    return R"({"architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "first_k_dense_replace": 1, "head_dim": 128,
-    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13312, "moe_intermediate_size": 1536,
-    "moe_router_enable_expert_bias": true, "moe_router_use_sigmoid": true, "num_attention_heads": 64, "num_experts": 192,
-    "num_experts_per_tok": 8, "num_hidden_layers": 80, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
-    "num_shared_experts": 1, "qk_norm": true, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 11158840.0,
-    "rope_type": "default"}, "route_norm": true, "router_scaling_factor": 2.826, "tie_word_embeddings": false, "vocab_size":
-    120832})";
-}
-
-std::string laguna_s() {
-    return R"({"architectures": ["LagunaForCausalLM"], "model_type": "laguna", "gating": "per-head", "head_dim": 128,
-    "hidden_size": 3072, "intermediate_size": 12288, "layer_types": )" +
-           list(48, 0, 4, full, window) + R"(, "mlp_layer_types": )" + list(48, 0, 48, "\"dense\"", "\"sparse\"") +
-           R"(, "moe_intermediate_size": 1024, "moe_routed_scaling_factor": 2.5, "norm_topk_prob": true,
-    "num_attention_heads": 48, "num_attention_heads_per_layer": )" +
-           list(48, 0, 4, "48", "72") + R"(, "num_experts": 256, "num_experts_per_tok": 10, "num_hidden_layers": 48,
-    "num_key_value_heads": 8, "rope_parameters": {"full_attention": {"rope_theta": 500000.0, "rope_type": "yarn", "factor":
-    128.0, "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5}, "sliding_attention": {"rope_type":
-    "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}, "shared_expert_intermediate_size": 1024,
-    "sliding_window": 512, "vocab_size": 100352})";
-}
-
-std::string granite_small() {
-    return R"({"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 4096,
-    "intermediate_size": 768, "layer_types": )" +
-           list(40, 5, 10, "\"attention\"", "\"mamba\"") +
-           R"(, "mamba_chunk_size": 256, "mamba_d_conv": 4, "mamba_d_head":
-    64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "num_attention_heads": 32,
-    "num_experts_per_tok": 10, "num_hidden_layers": 40, "num_key_value_heads": 8, "num_local_experts": 72,
-    "position_embedding_type": "nope", "shared_intermediate_size": 1536, "tie_word_embeddings": true, "vocab_size":
-    100352})";
-}
-
-std::string gemma4() {
-    return R"({"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": {"attention_bias":
-    false, "attention_k_eq_v": true, "enable_moe_block": true, "final_logit_softcapping": 30.0, "global_head_dim": 512,
-    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816, "hidden_size_per_layer_input": 0,
-    "intermediate_size": 2112, "layer_types": )" +
-           list(30, 5, 6, full, window) + R"(, "model_type": "gemma4_text", "moe_intermediate_size": 704,
-    "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30,
-    "num_key_value_heads": 8, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6, "rope_parameters": {"full_attention":
-    {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"}, "sliding_attention":
-    {"rope_theta": 10000.0, "rope_type": "default"}}, "sliding_window": 1024, "tie_word_embeddings": true, "top_k_experts": 8,
-    "use_double_wide_mlp": false, "vocab_size": 262144}, "vision_config": {"depth": 27}})";
-}
-
-std::string mistral_small4() {
-    return R"({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config":
-    {"first_k_dense_replace": 0, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288, "kv_lora_rank": 256,
-    "model_type": "mistral4", "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
-    "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 4, "num_hidden_layers": 36,
-    "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "rope_parameters":
-    {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "mscale": 1.0,
-    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}, "routed_scaling_factor": 1.0, "tie_word_embeddings": false,
-    "topk_group": 1, "v_head_dim": 128, "vocab_size": 131072}, "vision_config": {"depth": 24}})";
-}
 
 struct Published {
     const char* name;
@@ -180,8 +27,8 @@ struct Published {
 };
 
 constexpr Published published[] = {
-    {"Gemma-4-26B-A4B", 25.2, 3.8, false, gemma4},
-    {"Granite-4.0-H-Small", 32.2, 9, false, granite_small},
+    {"Gemma-4-26B-A4B", 25.2, 3.8, true, gemma4},
+    {"Granite-4.0-H-Small", 32.2, 9, true, granite_small},
     {"Hy3", 295, 21, true, hy3},
     {"K-EXAONE-236B-A23B", 236, 23, true, k_exaone},
     {"Laguna-S-2.1", 118, 8, true, laguna_s},
@@ -189,7 +36,7 @@ constexpr Published published[] = {
     {"MiMo-V2.5-Pro", 1020, 42, true, mimo_pro},
     {"Mistral-Small-4", 119, 6.5, true, mistral_small4},
     {"Solar-Open-100B", 102.6, 12, true, solar_open},
-    {"Step-3.5-Flash", 196, 11, false, step_flash},
+    {"Step-3.5-Flash", 196, 11, true, step_flash},
     {"Trinity-Large", 400, 13, true, trinity_large},
     {"Trinity-Mini", 26, 3, true, trinity_mini},
 };
@@ -259,6 +106,25 @@ TEST_CASE("Step-3.5, Laguna: query heads by layer, a gate for each") {
     CHECK_FALSE(read(with(step_flash(), R"("moe_layers_enum": "4, 5 ")")).kind_of(3).moe.has_value());
     CHECK(read(with(step_flash(), R"("moe_layers_enum": [2, 5])")).kind_of(2).moe.has_value());
     CHECK(step.kind_of(3).moe->router.scale == 3.0);
+    CHECK(step.norms_from_one);
+    CHECK(step.kind_of(0).attention.rope->theta == 5e6);
+    CHECK(step.kind_of(1).attention.rope->theta == 1e4);
+    // Bounds of the last two layers, padded over the depths of MTP; a scaling of the layers that see everything.
+    const model::Model bound =
+        read(with(step_flash(), R"("swiglu_limits": )" + list(48, 43, 100, "7.0", "0.0") +
+                                    R"(, "swiglu_limits_shared": )" + list(48, 44, 100, "16.0", "0.0") +
+                                    R"(, "rope_scaling": {"rope_type": "llama3", "factor": 2.0,
+        "low_freq_factor": 1.0, "high_freq_factor": 32.0, "original_max_position_embeddings": 131072})"));
+    CHECK(bound.kind_of(43).swiglu_limit == 7.0);
+    CHECK(bound.kind_of(43).limit_behind);
+    CHECK(bound.kind_of(43).shared_limit == 0.0);
+    CHECK(bound.kind_of(44).shared_limit == 16.0);
+    CHECK(bound.kind_of(42).swiglu_limit == 0.0);
+    CHECK(bound.kind_of(0).attention.rope->scaling.type == "llama3");
+    CHECK(bound.kind_of(1).attention.rope->scaling.type.empty());
+    CHECK(fault_of([&] {
+              read(with(step_flash(), R"("swiglu_limits": [7.0])"));
+          }).find("must have an entry for each of the 45 layers") != std::string::npos);
     REQUIRE(step.mtp.size() == 3);
     CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].attention == step.kind_of(1).attention);
     CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].dense_ffn == 11264);
@@ -333,7 +199,17 @@ TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the e
     CHECK(model.kind_of(5).attention.k_eq_v);
     CHECK(model.kind_of(5).attention.kv_heads == 2);
     CHECK(model.kind_of(5).attention.v_dim == 512);
-    CHECK(model.kind_of(5).attention.rope_dim == 128);
+    // All columns belong to pairs, of which a quarter turns, as slowly as if all did.
+    CHECK(model.kind_of(5).attention.rope_dim == 512);
+    CHECK(model.kind_of(5).attention.rope->scaling.type == "proportional");
+    CHECK(model.kind_of(5).attention.rope->scaling.share == 0.25);
+    CHECK(model.kind_of(5).attention.rope->theta == 1e6);
+    CHECK(model.kind_of(0).attention.rope->theta == 1e4);
+    CHECK(model.kind_of(0).attention.value_norm);
+    CHECK(model.kind_of(0).attention.scale == 1.0);
+    CHECK(model.kind_of(0).output_scale);
+    CHECK(model.logit_cap == 30.0);
+    CHECK(model.embedding_scale == nearly(std::sqrt(2816.0)));
     CHECK(model.kind_of(5).moe->shared_ffn == 2112);
     CHECK(model.kind_of(5).moe->branch_norms);
     CHECK(model.kind_of(5).activation == model::Activation::gelu_tanh);

@@ -36,6 +36,15 @@ MAMBA = dict(num_key_value_heads=4, head_dim=16, mamba_num_heads=8, mamba_head_d
              num_experts_per_tok=3, moe_intermediate_size=32, moe_shared_expert_intermediate_size=48, n_group=2,
              topk_group=1, routed_scaling_factor=2.5, layer_norm_epsilon=1e-5)
 
+HYBRID = dict(num_key_value_heads=4, mamba_n_heads=8, mamba_n_groups=4, mamba_d_state=20, mamba_d_conv=4,
+              mamba_chunk_size=16, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6,
+              logits_scaling=1.7, shared_intermediate_size=48,
+              layer_types=["linear_attention", "full_attention", "linear_attention"])
+
+GEMMA = dict(num_key_value_heads=4, head_dim=16, global_head_dim=24, num_global_key_value_heads=2, attention_k_eq_v=True,
+             hidden_size_per_layer_input=0, sliding_window=12, final_logit_softcapping=2.0,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+
 SPLIT = ["gpus=8", "tp=2", "ep=4", "mbs=2"]
 STAGES = ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]
 DENSE_SPLIT = ["gpus=4", "tp=2", "mbs=1"]
@@ -131,6 +140,35 @@ CASES = {
                                                            num_experts_per_tok=3, embedding_multiplier=3.0,
                                                            attention_multiplier=0.2, residual_multiplier=0.6,
                                                            logits_scaling=1.7, shared_intermediate_size=48), SPLIT),
+    "granite-hybrid": ("GraniteMoeHybridForCausalLM", dict(COMMON, **HYBRID, num_local_experts=8, num_experts_per_tok=3,
+                                                           time_step_limit=[0.45, 0.9]), STAGES),
+    "granite-hybrid-context": ("GraniteMoeHybridForCausalLM", dict(COMMON, **HYBRID, **ROPE, num_local_experts=0,
+                                                                   num_experts_per_tok=0,
+                                                                   position_embedding_type="rope"),
+                               ["gpus=8", "tp=2", "cp=2", "mbs=2"]),
+    "gemma4-moe": ("Gemma4ForCausalLM", dict(COMMON, **GEMMA, enable_moe_block=True, num_experts=8, top_k_experts=3,
+                                             moe_intermediate_size=32), SPLIT),
+    "gemma4-tied": ("Gemma4ForCausalLM", dict({**COMMON, "tie_word_embeddings": True}, **GEMMA),
+                    ["gpus=4", "tp=2", "cp=2", "mbs=2"]),
+    "step3.7": ("Step3p7ForConditionalGeneration", dict(
+        text_config=dict({**COMMON, "pad_token_id": 0}, num_key_value_heads=4, head_dim=16,
+                         num_sliding_attention_heads=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, share_expert_dim=48, sliding_window=12,
+                         moe_router_scaling_factor=1.5, swiglu_limits=[0.0, 0.025, 0.0],
+                         swiglu_limits_shared=[0.03, 0.0, 0.02],
+                         layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                         mlp_layer_types=["dense", "sparse", "sparse"], rope_parameters={
+                             "full_attention": {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0,
+                                                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                "original_max_position_embeddings": 64, "partial_rotary_factor": 0.5},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0,
+                                                   "partial_rotary_factor": 1.0}}),
+        vision_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)), SPLIT),
+    "phi-moe": ("PhimoeForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, num_local_experts=8,
+                                          num_experts_per_tok=2, router_jitter_noise=0.4, attention_bias=True,
+                                          lm_head_bias=True), SPLIT),
+    "ernie-bias": ("Ernie4_5_MoeForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, moe_num_experts=8, moe_k=3,
+                                                   moe_intermediate_size=32, moe_num_shared_experts=2, use_bias=True,
+                                                   moe_layer_start_index=1), STAGES),
     "nemotron": ("NemotronForCausalLM", dict(COMMON, num_key_value_heads=4, hidden_act="relu2", norm_eps=1e-5,
                                              rope_parameters={"rope_type": "default", "rope_theta": 500.0,
                                                               "partial_rotary_factor": 0.5}), DENSE_SPLIT),

@@ -70,9 +70,10 @@ def stated(config, key):
 
 
 def count_of(model):
-    """Parameters, and biases that select experts, which are buffers there and tensors of every checkpoint."""
-    biases = [buffer for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias", "e_score_bias"))]
-    return sum(tensor.numel() for tensor in [*model.parameters(), *biases])
+    """Parameters, biases that select experts and factors of layers, which are buffers there and tensors of every checkpoint."""
+    kept = ("correction_bias", "expert_bias", "e_score_bias", "layer_scalar")
+    buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(kept)]
+    return sum(tensor.numel() for tensor in [*model.parameters(), *buffers])
 
 
 def model_of(config):
