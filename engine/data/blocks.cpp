@@ -24,7 +24,7 @@ std::size_t character_at(std::string_view text, std::size_t at) {
 
 } // namespace
 
-BlockEncoder::BlockEncoder(const BytePairEncoder& encoder, std::size_t threads, BlockSizes sizes)
+BlockEncoder::BlockEncoder(const Tokenizer& encoder, std::size_t threads, BlockSizes sizes)
     : encoder_(encoder), sizes_(sizes) {
     threads = std::min(threads, most_threads);
     for (std::size_t t = 0; t < threads; ++t) known_.emplace_back(known_pieces / threads);
@@ -43,7 +43,7 @@ std::size_t BlockEncoder::end_near(std::size_t at) const {
     return at + encoder_.likely_cut(text, {file_->path(), byte_ + at});
 }
 
-void BlockEncoder::encode_block(Block& block, std::size_t begin, BytePairEncoder::Known& known) const {
+void BlockEncoder::encode_block(Block& block, std::size_t begin, Tokenizer::Known& known) const {
     const std::size_t stop = character_at(text_, std::min(text_.size(), block.end + sizes_.behind));
     const std::string_view text = std::string_view(text_).substr(begin, stop - begin);
     block.cut = encoder_.encode(text, block.end - begin, {file_->path(), byte_ + begin}, known, block.ids);

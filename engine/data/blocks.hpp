@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/base/source_file.hpp"
-#include "engine/data/text/bpe.hpp"
+#include "engine/data/text/tokenizer.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct BlockSizes { // in bytes
 // the ids are those of the text in one piece.
 class BlockEncoder {
 public:
-    BlockEncoder(const BytePairEncoder& encoder, std::size_t threads, BlockSizes sizes = {});
+    BlockEncoder(const Tokenizer& encoder, std::size_t threads, BlockSizes sizes = {});
 
     // Hands the ids of the rest of `file` to `take` in order. `text`: what has been read of it. Throws Error
     // (bad_input) for text that is not UTF-8 or has no place to cut it.
@@ -39,12 +39,12 @@ private:
     };
     void fill(std::size_t bytes);
     std::size_t end_near(std::size_t at) const;
-    void encode_block(Block& block, std::size_t begin, BytePairEncoder::Known& known) const;
+    void encode_block(Block& block, std::size_t begin, Tokenizer::Known& known) const;
     void lengthen(Block& block);
 
-    const BytePairEncoder& encoder_;
+    const Tokenizer& encoder_;
     BlockSizes sizes_;
-    std::vector<BytePairEncoder::Known> known_; // by thread
+    std::vector<Tokenizer::Known> known_; // by thread
     engine::SourceFile* file_ = nullptr;
     std::string text_;     // what has been read and not been handed over
     std::size_t byte_ = 0; // place of text_ in the file

@@ -3,7 +3,7 @@
 #include "engine/data/tokenize.hpp"
 
 #include "engine/base/source_file.hpp"
-#include "engine/data/text/bpe.hpp"
+#include "engine/data/text/tokenizer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/json.hpp"
@@ -82,7 +82,7 @@ void for_each_line(const std::string& path, const std::function<void(std::string
 
 class ChatWriter {
 public:
-    ChatWriter(const std::string& tokenizer, const BytePairEncoder& encoder, DatasetWriter& writer)
+    ChatWriter(const std::string& tokenizer, const Tokenizer& encoder, DatasetWriter& writer)
         : encoder_(encoder), file_(template_beside(tokenizer)), template_(file_.text, file_.place), writer_(writer) {}
 
     void add(std::string_view line, const std::string& place) {
@@ -158,11 +158,11 @@ private:
         write(std::string_view(text).substr(end), false);
     }
 
-    const BytePairEncoder& encoder_;
+    const Tokenizer& encoder_;
     TemplateFile file_;
     ChatTemplate template_;
     DatasetWriter& writer_;
-    BytePairEncoder::Known known_;
+    Tokenizer::Known known_;
     std::string place_;
 };
 
@@ -171,7 +171,7 @@ private:
 TokenizeResult tokenize_chat(const std::vector<std::string>& files, const std::string& tokenizer,
                              const std::string& prefix) {
     if (files.empty()) refuse("no conversations to tokenize");
-    const BytePairEncoder encoder(tokenizer);
+    const Tokenizer encoder(tokenizer);
     const bool wide = encoder.vocabulary() > std::numeric_limits<std::uint16_t>::max() + 1;
     return write_dataset(prefix, wide, true, [&](DatasetWriter& writer) {
         ChatWriter chat(tokenizer, encoder, writer);

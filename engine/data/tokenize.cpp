@@ -83,7 +83,7 @@ namespace {
 constexpr const char* known_ends[] = {"<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
                                       "</s>"};
 
-std::int32_t end_of_document(const BytePairEncoder& encoder, const std::string& tokenizer) {
+std::int32_t end_of_document(const Tokenizer& encoder, const std::string& tokenizer) {
     const std::filesystem::path config = std::filesystem::path(tokenizer).parent_path() / "tokenizer_config.json";
     if (std::filesystem::is_regular_file(config)) {
         const auto json = load_json<nlohmann::json>(config.string());
@@ -110,7 +110,7 @@ std::int32_t end_of_document(const BytePairEncoder& encoder, const std::string& 
 
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
                               const std::string& prefix, bool append_eod, int threads) {
-    const BytePairEncoder encoder(tokenizer);
+    const Tokenizer encoder(tokenizer);
     const bool wide = encoder.vocabulary() > std::numeric_limits<std::uint16_t>::max() + 1;
     std::optional<std::int32_t> end;
     if (append_eod) end = end_of_document(encoder, tokenizer);

@@ -14,7 +14,7 @@ namespace moe::data {
 // (bad_input) for a file that cannot be read, is empty or is compressed, (failure) when writing fails; nothing
 // half-written is left.
 TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::string& prefix);
-// Tokenizes with the vocabulary of a Hugging Face tokenizer.json (BytePairEncoder says which), in 16-bit elements where
+// Tokenizes with the vocabulary of a Hugging Face tokenizer.json (Tokenizer says which), in 16-bit elements where
 // they hold all ids, else 32-bit ones. Special tokens are not added; those that stand in the text become one id. Blocks
 // of a text go to `threads` threads (0: one for each core); the ids are those of the text in one piece. Throws Error
 // (bad_input) as well where a text has no place to cut it within 4 MiB. append_eod: every document ends with the

@@ -139,7 +139,7 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
     add_weights(verb, o);
     add(verb, "--prompt", o.prompt, "TEXT", "text that is gone on with")->required();
     add(verb, "--tokenizer", o.tokenizer, "FILE",
-        "tokenizer.json (default: the model folder's, or bytes where the vocabulary is 256)");
+        "tokenizer.json or tokenizer.model (default: the model folder's, or bytes where the vocabulary is 256)");
     add(verb, "--tokens", o.tokens, "N", "most tokens; the model's end of text ends it before")->capture_default_str();
     add(verb, "--temperature", o.temperature, "T", "divides the logits; 0 takes the likeliest token")
         ->capture_default_str();
@@ -175,7 +175,7 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
     add(verb, "TEXT", o.texts, "FILE", "text files, one document each")->required();
     add(verb, "--out", o.out, "PREFIX", "prefix of the pair")->required();
     add(verb, "--vocab", o.vocab, "bytes|FILE",
-        "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json")
+        "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json or SentencePiece's tokenizer.model")
         ->capture_default_str();
     verb->add_flag(
         "--append-eod", o.append_eod,

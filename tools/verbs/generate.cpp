@@ -20,12 +20,16 @@ constexpr std::int64_t usual_positions = 4096;
 data::Vocabulary vocabulary_of(const GenerateOptions& options, const model::Model& model) {
     std::string path = options.tokenizer;
     if (path.empty() && !options.model.empty()) {
-        const std::filesystem::path beside = std::filesystem::path(options.model) / "tokenizer.json";
-        if (std::filesystem::is_regular_file(beside)) path = beside.string();
+        for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+            const std::filesystem::path beside = std::filesystem::path(options.model) / name;
+            if (path.empty() && std::filesystem::is_regular_file(beside)) path = beside.string();
+        }
     }
     if (!path.empty() && path != "bytes") return data::Vocabulary(path);
     if (path.empty() && model.vocab != data::Vocabulary().size())
-        refuse("the model has a vocabulary of {} and no tokenizer.json beside it: give --tokenizer FILE", model.vocab);
+        refuse("the model has a vocabulary of {} and no tokenizer.json or tokenizer.model beside it: give --tokenizer "
+               "FILE",
+               model.vocab);
     return {};
 }
 

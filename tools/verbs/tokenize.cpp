@@ -14,11 +14,11 @@ void tokenize_verb(const TokenizeOptions& options) {
     if (options.out.empty() || options.out.back() == '/')
         refuse("--out '{}': must be the prefix of two files, for example runs/text", options.out);
     if (options.vocab != "bytes" && !std::filesystem::is_regular_file(options.vocab))
-        refuse("--vocab {}: must be bytes or the path of a tokenizer.json", options.vocab);
+        refuse("--vocab {}: must be bytes or the path of a tokenizer.json or tokenizer.model", options.vocab);
     if (options.append_eod && options.vocab == "bytes")
-        refuse("--append-eod: a vocabulary of bytes has no end-of-document token: give --vocab TOKENIZER.json");
+        refuse("--append-eod: a vocabulary of bytes has no end-of-document token: give --vocab TOKENIZER");
     if (options.chat && options.vocab == "bytes")
-        refuse("--chat: a vocabulary of bytes has no chat template: give --vocab TOKENIZER.json");
+        refuse("--chat: a vocabulary of bytes has no chat template: give --vocab TOKENIZER");
     if (options.chat && options.append_eod) refuse("--append-eod: with --chat the template ends every answer");
     const data::TokenizeResult result =
         options.vocab == "bytes" ? data::tokenize_bytes(options.texts, options.out)

@@ -12,6 +12,12 @@ bool can_split(std::string& why) {
     return false;
 }
 
+std::size_t grapheme_bytes(std::string_view) {
+    std::string why;
+    can_split(why);
+    fail("normalizer Precompiled needs characters' properties: {}", why);
+}
+
 Splitter::Splitter(const std::vector<SplitStep>&, bool, const std::string& file) {
     std::string why;
     can_split(why);

@@ -1,6 +1,8 @@
 // The part of a tokenizer that knows Unicode: normalization, and cutting text into pieces by regular expressions.
 #pragma once
 
+#include "engine/data/text/tokenizer.hpp"
+
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -20,11 +22,9 @@ struct SplitStep {
 // True where this build can cut text (it was made with ICU); if not, `why` says what is missing.
 bool can_split(std::string& why);
 
-// Where a text stands: its file, and the byte there at which it begins. For messages.
-struct Place {
-    std::string file;
-    std::size_t byte = 0;
-};
+// Bytes of the extended grapheme cluster at the start of UTF-8 text that is not empty (Unicode's UAX #29). Throws Error
+// (failure) in a build without ICU.
+std::size_t grapheme_bytes(std::string_view text);
 
 // For several threads at once.
 class Splitter {

@@ -1,12 +1,15 @@
 // Bytes of token ids, and what of them can be shown.
 #include "engine/data/text/vocabulary.hpp"
 
+#include "engine/data/text/utf8.hpp"
+
 namespace moe::data {
 namespace {
 
 constexpr std::string_view replacement = "\xEF\xBF\xBD"; // U+FFFD
 
-// Bytes of the UTF-8 character at the start, 0 where there is none (RFC 3629, section 4).
+} // namespace
+
 std::size_t character(std::string_view text) {
     const auto byte = [&text](std::size_t i) { return static_cast<unsigned char>(i < text.size() ? text[i] : '\0'); };
     const unsigned char first = byte(0);
@@ -21,8 +24,6 @@ std::size_t character(std::string_view text) {
                        !(first == 0xF0 && byte(1) < 0x90) && !(first == 0xF4 && byte(1) > 0x8F);
     return sound ? length : 0;
 }
-
-} // namespace
 
 std::string printable(std::string_view bytes) {
     std::string text;
@@ -43,7 +44,7 @@ std::string printable(std::string_view bytes) {
 std::vector<std::int32_t> Vocabulary::ids(std::string_view text, const std::string& place) const {
     std::vector<std::int32_t> ids;
     if (words_) {
-        BytePairEncoder::Known known;
+        Tokenizer::Known known;
         words_->encode(text, text.size(), {place, 0}, known, ids);
     } else {
         for (const char c : text) ids.push_back(static_cast<unsigned char>(c));

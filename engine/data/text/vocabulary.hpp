@@ -1,7 +1,7 @@
-// Text as token ids and back, by bytes or by a tokenizer.json.
+// Text as token ids and back, by bytes or by a tokenizer's file.
 #pragma once
 
-#include "engine/data/text/bpe.hpp"
+#include "engine/data/text/tokenizer.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@ namespace moe::data {
 class Vocabulary {
 public:
     Vocabulary() = default; // ids 0-255 are bytes
-    // Throws Error (bad_input) as BytePairEncoder does.
+    // Throws Error (bad_input) as Tokenizer does.
     explicit Vocabulary(const std::string& tokenizer) : words_(std::in_place, tokenizer) {}
 
     std::int64_t size() const { return words_ ? words_->vocabulary() : 256; } // one more than the highest id
@@ -26,7 +26,7 @@ public:
     std::string text(std::span<const std::int32_t> ids) const;
 
 private:
-    std::optional<BytePairEncoder> words_;
+    std::optional<Tokenizer> words_;
 };
 
 // The text with U+FFFD in place of every byte that is no UTF-8 and of control characters beside tabs and ends of lines.

@@ -53,8 +53,7 @@ std::string draw_text(unsigned seed, std::size_t parts) {
     return text;
 }
 
-Ids in_blocks(const data::BytePairEncoder& encoder, const std::string& path, std::size_t threads,
-              data::BlockSizes sizes) {
+Ids in_blocks(const data::Tokenizer& encoder, const std::string& path, std::size_t threads, data::BlockSizes sizes) {
     engine::SourceFile file(path);
     Ids ids;
     data::BlockEncoder(encoder, threads, sizes).encode(file, "", [&](const Ids& some) {
@@ -63,9 +62,9 @@ Ids in_blocks(const data::BytePairEncoder& encoder, const std::string& path, std
     return ids;
 }
 
-Ids in_one_piece(const data::BytePairEncoder& encoder, const std::string& text) {
+Ids in_one_piece(const data::Tokenizer& encoder, const std::string& text) {
     Ids ids;
-    data::BytePairEncoder::Known known;
+    data::Tokenizer::Known known;
     CHECK(encoder.encode(text, text.size(), {"text", 0}, known, ids));
     return ids;
 }
@@ -74,7 +73,7 @@ std::string refusal_in_blocks(const Folder& folder, const Json& tokenizer, const
     write_file(folder / "tokenizer.json", tokenizer.dump());
     write_file(folder / "text", text);
     try {
-        in_blocks(data::BytePairEncoder(folder / "tokenizer.json"), folder / "text", 2, small);
+        in_blocks(data::Tokenizer(folder / "tokenizer.json"), folder / "text", 2, small);
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -98,10 +97,10 @@ TEST_CASE("blocks: the ids of any text are those of it in one piece, for one ste
     behind["pre_tokenizer"] = split_by({R"((?<=l)l|\p{L}|[^\p{L}]+)"}); // what looks behind is not cut at all
     for (const Json& json : {gpt2, one, three, behind}) {
         write_file(folder / "tokenizer.json", json.dump());
-        const data::BytePairEncoder encoder(folder / "tokenizer.json");
+        const data::Tokenizer encoder(folder / "tokenizer.json");
         const bool whole = json == behind;
         Ids ids;
-        data::BytePairEncoder::Known known;
+        data::Tokenizer::Known known;
         const std::string begin = draw_text(7, 100);
         CHECK(encoder.encode(begin, encoder.likely_cut(begin, {"text", 0}), {"text", 0}, known, ids) == !whole);
         for (unsigned seed = 0; seed < (whole ? 1 : 12); ++seed) {
@@ -119,7 +118,7 @@ TEST_CASE("blocks: a piece longer than a block is kept together, and one without
     const Folder folder;
     const Json tokenizer = made_by_hand();
     write_file(folder / "tokenizer.json", tokenizer.dump());
-    const data::BytePairEncoder encoder(folder / "tokenizer.json");
+    const data::Tokenizer encoder(folder / "tokenizer.json");
     std::string text = "lo ";
     for (const std::size_t letters : {299u, 300u, 301u, 2500u}) {
         for (std::size_t i = 0; i < letters; ++i) text += "hel"[i % 3];

@@ -1,6 +1,6 @@
 // A tokenizer.json made by hand: pieces, merges, added tokens, and refusals by field.
 #include "engine/data/data.hpp"
-#include "engine/data/text/bpe.hpp"
+#include "engine/data/text/tokenizer.hpp"
 #include "engine/data/tokenize.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 std::string refusal(const Folder& folder, const Json& json) {
     write_file(folder / "tokenizer.json", json.dump());
     try {
-        data::BytePairEncoder encoder(folder / "tokenizer.json");
+        data::Tokenizer encoder(folder / "tokenizer.json");
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -36,11 +36,11 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     const Folder folder;
     Json json = made_by_hand();
     write_file(folder / "tokenizer.json", json.dump());
-    data::BytePairEncoder encoder(folder / "tokenizer.json");
+    data::Tokenizer encoder(folder / "tokenizer.json");
     CHECK(encoder.vocabulary() == 263);
     const auto encode = [&encoder](const std::string& text) {
         std::vector<std::int32_t> ids;
-        data::BytePairEncoder::Known known;
+        data::Tokenizer::Known known;
         CHECK(encoder.encode(text, text.size(), {"text", 0}, known, ids));
         return ids;
     };
@@ -53,9 +53,9 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     CHECK(encode("").empty());
     json["model"]["ignore_merges"] = true;
     write_file(folder / "tokenizer.json", json.dump());
-    data::BytePairEncoder whole(folder / "tokenizer.json");
+    data::Tokenizer whole(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
-    data::BytePairEncoder::Known known;
+    data::Tokenizer::Known known;
     CHECK(whole.encode("hello hello", 11, {"text", 0}, known, ids));
     CHECK(ids == std::vector<std::int32_t>{261, ' ', 258, 'o'});
 }
@@ -88,19 +88,22 @@ TEST_CASE("tokenizer: what is not read is refused by its field") {
         return json;
     };
     CHECK(refusal(folder, made_by_hand()).empty());
-    CHECK(refusal(folder, changed("/model/type", "Unigram")).find("model.type = Unigram") != std::string::npos);
+    CHECK(refusal(folder, changed("/model/type", "WordPiece")).find("model.type = WordPiece") != std::string::npos);
+    CHECK(refusal(folder, changed("/model/type", "Unigram")).find("model.vocab must be a list") != std::string::npos);
     CHECK(refusal(folder, changed("/model/byte_fallback", true)).find("byte_fallback") != std::string::npos);
     CHECK(refusal(folder, changed("/model/dropout", 0.1)).find("model.dropout") != std::string::npos);
     CHECK(refusal(folder, changed("/normalizer", {{"type", "Lowercase"}})).find("normalizer.type = Lowercase") !=
           std::string::npos);
-    CHECK(refusal(folder, changed("/pre_tokenizer/type", "Metaspace")).find("Metaspace") != std::string::npos);
+    CHECK(refusal(folder, changed("/pre_tokenizer/type", "Metaspace")).find("nor an unknown token") !=
+          std::string::npos);
     CHECK(refusal(folder, changed("/pre_tokenizer/add_prefix_space", true)).find("add_prefix_space") !=
           std::string::npos);
     CHECK(refusal(folder, changed("/model/merges/0", "h q")).find("entry 0") != std::string::npos);
     CHECK(refusal(folder, changed("/added_tokens/0/lstrip", true)).find("lstrip = true") != std::string::npos);
-    CHECK(refusal(folder, changed("/pre_tokenizer",
-                                  {{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "(a"}}}}))
-              .find("pre_tokenizer") != std::string::npos);
+    const Json open_group = {{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "(a"}}}};
+    const Json bytes = made_by_hand()["pre_tokenizer"];
+    CHECK(refusal(folder, changed("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {open_group, bytes}}}))
+              .find("pattern (a is not understood") != std::string::npos);
     CHECK(refusal(folder, changed("/added_tokens/0/id", -1)).find("added_tokens: <|end|> has the id -1") !=
           std::string::npos);
     CHECK(
@@ -114,9 +117,9 @@ TEST_CASE("tokenizer: what is not read is refused by its field") {
     missing["model"]["vocab"].erase("h");
     CHECK(refusal(folder, missing).find("byte 104") != std::string::npos);
     write_file(folder / "tokenizer.json", made_by_hand().dump());
-    data::BytePairEncoder encoder(folder / "tokenizer.json");
+    data::Tokenizer encoder(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
-    data::BytePairEncoder::Known known;
+    data::Tokenizer::Known known;
     CHECK_THROWS_WITH_AS(encoder.encode("good \xff", 6, {"text.txt", 100}, known, ids),
                          "text.txt: byte 105 is not UTF-8: convert the file", Error);
 }

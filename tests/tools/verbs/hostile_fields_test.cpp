@@ -1,7 +1,7 @@
 // A property of every document that is read: any field replaced by any hostile value is accepted, or refused as bad
 // input in one line that names file and field.
 #include "engine/base/crc32c.hpp"
-#include "engine/data/text/bpe.hpp"
+#include "engine/data/text/tokenizer.hpp"
 #include "engine/weights/checkpoint.hpp"
 #include "engine/weights/safetensors.hpp"
 #include "planner/base/error.hpp"
@@ -303,9 +303,9 @@ TEST_CASE("hostile fields: a tokenizer.json") {
                if (const std::size_t at = whole.find(first + "\""); at != std::string::npos)
                    whole.insert(at + first.size(), alphabet.substr(1, alphabet.size() - 2) + ",");
                write_plainly(path, whole);
-               data::BytePairEncoder::Known known;
+               data::Tokenizer::Known known;
                std::vector<std::int32_t> ids;
-               data::BytePairEncoder(path).encode("hello lo w", 10, {"hostile.json", 0}, known, ids);
+               data::Tokenizer(path).encode("hello lo w", 10, {"hostile.json", 0}, known, ids);
            }});
 }
 

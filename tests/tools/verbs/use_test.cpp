@@ -98,10 +98,12 @@ TEST_CASE("bad steps are skipped, told and counted; an export takes the tokenize
     CHECK(folder.run("moe-plan export --checkpoint c --out e --tokenizer m").status == 2);
     CHECK_FALSE(folder.holds("e"));
     folder.write("tokenizer.json", "{}");
+    folder.write("tokenizer.model", "pieces");
     folder.write("chat_template.jinja", "x");
     folder.write("generation_config.json", R"({"eos_token_id": 7})");
     REQUIRE(folder.run("moe-plan export --checkpoint c --out e --tokenizer .").status == 0);
     CHECK(folder.read("e/tokenizer.json") == "{}");
+    CHECK(folder.read("e/tokenizer.model") == "pieces");
     CHECK(folder.read("e/chat_template.jinja") == "x");
     CHECK(folder.read("e/generation_config.json") == R"({"eos_token_id": 7})");
 }
