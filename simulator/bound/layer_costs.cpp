@@ -139,34 +139,41 @@ std::vector<Terms> FastBoundModel::early_terms(const plan::Plan& asked) {
     dense.resize(segments_.size());
     routed.resize(segments_.size());
     std::vector<Terms> early(segments_.size());
+    static const LayerPart nothing{};
+    const auto head = static_cast<std::size_t>(segment({lower::SegmentKind::head, 0}));
     for (std::size_t i = 0; i < segments_.size(); ++i) {
-        estimate::SegmentId id = segments_[i];
-        if (lower::is_mtp(id.kind)) id.kind = lower::SegmentKind::layer; // An MTP layer takes this, and more.
-        if (id.kind != lower::SegmentKind::layer) continue;              // The ends of the model are small.
-        dense_key.id = routed_key.id = id;
+        const estimate::SegmentId id = segments_[i];
+        const bool layer = id.kind == lower::SegmentKind::layer || lower::is_mtp(id.kind);
+        if (!layer && i != head) continue; // The model's beginning is small, and few cuts have other ends.
+        if (!layer) routed[i] = &nothing;
+        dense_key.id = routed_key.id = {layer ? lower::SegmentKind::layer : id.kind, id.layer_kind};
         const auto look = [&] {
             if (dense[i] == nullptr) dense[i] = sources_.parts.find(dense_key);
             if (routed[i] == nullptr) routed[i] = sources_.parts.find(routed_key);
             return dense[i] != nullptr && routed[i] != nullptr;
         };
-        if (!look()) {
-            const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
-            sources_.parts.learn(named, id, places, terms_.priced(plan, id, place, costs));
-            look();
-        }
+        if (look()) continue;
+        const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+        sources_.parts.learn(named, dense_key.id, places, terms_.priced(plan, dense_key.id, place, costs));
+        look();
+    }
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        if (dense[i] == nullptr) continue;
+        LayerPart others = *dense[i];                                                      // all but routed rows
+        if (segments_[i].kind == lower::SegmentKind::mtp) others.add_behind(*dense[head]); // It takes these, and more.
         if (!offloads(plan)) {
             const auto most = [&](int side) {
-                return static_cast<std::int64_t>(std::max(dense[i]->work[side], routed[i]->work[side]));
+                return static_cast<std::int64_t>(std::max(others.work[side], routed[i]->work[side]));
             };
             early[i].workspace = {most(0), most(1)};
         }
-        early[i].first_saves = dense[i]->first_saves + routed[i]->first_saves;
+        early[i].first_saves = others.first_saves + routed[i]->first_saves;
         for (int side = 0; side < 2; ++side) {
             SideTerms& t = early[i].sides[side];
-            t.device = t.together = t.before_input = least_seconds(*dense[i], *routed[i], side);
+            t.device = t.together = t.before_input = least_seconds(others, *routed[i], side);
             t.lead_after = replay::far_ahead;
             for (std::size_t s = 0; s < program::stream_count; ++s)
-                t.busy[s] = dense[i]->busy[side][s] + routed[i]->busy[side][s];
+                t.busy[s] = others.busy[side][s] + routed[i]->busy[side][s];
             t.merged = std::min(t.device,
                                 t.busy[static_cast<std::size_t>(program::Stream::compute)] + routed[i]->held_up[side]);
         }

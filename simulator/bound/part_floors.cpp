@@ -55,6 +55,17 @@ LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
 
 } // namespace
 
+void LayerPart::add_behind(const LayerPart& other) {
+    for (int side = 0; side < 2; ++side) {
+        alone[side] += other.alone[side];
+        held_up[side] += other.held_up[side];
+        work[side] = std::max(work[side], other.work[side]);
+        for (std::size_t s = 0; s < program::stream_count; ++s)
+            if (static_cast<program::Stream>(s) != program::Stream::data) busy[side][s] += other.busy[side][s];
+    }
+    first_saves += other.first_saves;
+}
+
 double least_seconds(const LayerPart& dense, const LayerPart& routed, int side) {
     double least = dense.alone[side] + routed.alone[side];
     for (std::size_t s = 0; s < program::stream_count; ++s)

@@ -11,8 +11,8 @@
 
 namespace moe::bound {
 
-// A layer's ops in two parts: those on routed rows (router to combine), which depend on the number of a rank's tokens
-// and on the expert degrees, and all others, which depend on the dense degrees.
+// The ops of a layer, or of the model's head, in two parts: those on routed rows (router to combine), which depend on
+// the number of a rank's tokens and on the expert degrees, and all others, which depend on the dense degrees.
 //
 // Why the parts' times add up. The routed part's first op reads what the other part has computed, and what follows it
 // reads what combine returns; each stream keeps its order. So each direction takes at least as long as both parts
@@ -26,6 +26,9 @@ struct LayerPart {
     // Bytes that some op of either direction has in its hands beside the layer's input: alive at one time, whatever is
     // recomputed.
     double work[2]{};
+
+    // Another part's ops behind these. It may find its weights gathered (FSDP).
+    void add_behind(const LayerPart& other);
 };
 enum class PartKind : std::uint8_t { dense, routed };
 

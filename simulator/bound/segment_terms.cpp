@@ -143,9 +143,9 @@ void SegmentTerms::forget() {
 }
 
 // Neither EP overlap nor CUDA graphs change what a segment consists of, only what its ops cost.
-SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::SegmentId id) {
+const SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::SegmentId id) {
     plan::Plan bare = plain_of(plan);
-    const estimate::SegmentKey<plan::Subject::size> key(bare, id);
+    const SegmentLibrary::PlainKey key(bare, id);
     if (const auto known = plains_.find(key); known != plains_.end()) return known->second;
     program::Program program =
         lower::lower_segment(bare, id.kind, id.layer_kind); // The key of a refused layer leaves no entry behind.

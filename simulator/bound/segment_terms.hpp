@@ -10,9 +10,11 @@
 #include "simulator/estimate/state_memory.hpp"
 
 #include <array>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 namespace moe::bound {
@@ -42,6 +44,11 @@ struct Terms {
 // is recomputed, and the terms of those that were played. Thread-safe; entries live as long as the library.
 class SegmentLibrary {
 public:
+    template <plan::Subject subject>
+    static std::size_t hash_of(const estimate::SegmentKey<subject>& key) {
+        return key.plan.hash() * 31 + static_cast<std::size_t>(key.id.kind) * 1024 +
+               static_cast<std::size_t>(key.id.layer_kind);
+    }
     struct Shape {
         std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
         unsigned modules = 0;                                  // modules that recomputation of the segment can name
@@ -59,7 +66,12 @@ public:
         estimate::SegmentKey<plan::Subject::time> time;
         estimate::Placements places;
         bool coarse; // terms of SegmentTerms::coarse()
-        auto operator<=>(const TermsKey&) const = default;
+        bool operator==(const TermsKey&) const = default;
+        std::size_t hash() const { return hash_of(time) + (coarse ? 1 : 0); } // Keys differ little in places alone.
+    };
+    struct KeyHash {
+        std::size_t operator()(const PlainKey& key) const { return hash_of(key); }
+        std::size_t operator()(const TermsKey& key) const { return key.hash(); }
     };
     const Terms* known_terms(const TermsKey& key); // nullptr where nobody has worked them out
     const Terms& keep(const TermsKey& key, const Terms& terms);
@@ -67,8 +79,8 @@ public:
 private:
     std::mutex mutex_;
     std::map<std::vector<std::int32_t>, std::unique_ptr<Shape>> shapes_;
-    std::map<PlainKey, Shape*> known_shapes_;
-    std::map<TermsKey, Terms> terms_;
+    std::unordered_map<PlainKey, Shape*, KeyHash> known_shapes_;
+    std::unordered_map<TermsKey, Terms, KeyHash> terms_;
     std::vector<std::shared_ptr<const model::Model>> models_; // kept alive: keys name them by address
 };
 
@@ -106,15 +118,22 @@ private:
     struct Key {
         estimate::SegmentKey<plan::Subject::time> time;
         int place;
-        auto operator<=>(const Key&) const = default;
+        bool operator==(const Key&) const = default;
     };
+    struct KeyHash {
+        std::size_t operator()(const Key& key) const {
+            return SegmentLibrary::hash_of(key.time) * 31 + static_cast<std::size_t>(key.place);
+        }
+    };
+    template <class Value>
+    using ByKey = std::unordered_map<Key, Value, KeyHash>;
     struct Plain {       // a segment without recomputation, with the sizes of one plan
         plan::Plan plan; // one of several plans that share it, with as many tensors as the program has
         SegmentLibrary::Shape* shape = nullptr;
         program::Program program;
         std::vector<std::int64_t> bytes;
     };
-    Plain& plain(const plan::Plan& plan, estimate::SegmentId id);
+    const Plain& plain(const plan::Plan& plan, estimate::SegmentId id);
     // Modules that recomputation of the segment can name.
     unsigned modules(const plan::Plan& plan, estimate::SegmentId id);
     struct Prices {
@@ -133,11 +152,11 @@ private:
 
     const estimate::SegmentCache& cache_;
     SegmentLibrary& library_;
-    std::map<estimate::SegmentKey<plan::Subject::size>, Plain> plains_;
-    std::map<Key, Prices> prices_, devices_; // prices of a plan, and the part of them that CUDA graphs do not change
-    std::map<Key, const Terms*> terms_, coarse_;        // in the library
-    std::map<Key, std::vector<cost::OpCost>> cheapest_; // prices of coarse(), without recomputation
-    std::vector<double> ends_;                          // scratch
+    std::unordered_map<SegmentLibrary::PlainKey, Plain, SegmentLibrary::KeyHash> plains_;
+    ByKey<Prices> prices_, devices_;            // prices of a plan, and the part of them that CUDA graphs do not change
+    ByKey<const Terms*> terms_, coarse_;        // in the library
+    ByKey<std::vector<cost::OpCost>> cheapest_; // prices of coarse(), without recomputation
+    std::vector<double> ends_;                  // scratch
 };
 
 // Ops that may run under the layer before: rings of saved keys and values, rows that come back from the stash or from

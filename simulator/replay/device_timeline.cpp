@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <unordered_map>
 
 namespace moe::replay {
@@ -114,7 +115,22 @@ private:
     struct Position {
         std::size_t slot = 0, op = 0;
         double passed = 0.0, ops = 0.0, layers = 0.0; // passed: ops done; ops, layers: those of the whole lane
-        std::vector<double> ended;                    // seconds at which ops of the slot ended
+        std::vector<double> ended;                    // seconds at which ops of the slot ended, where memory is reused
+        const program::Slot* in = nullptr;            // the slot that it is in, and its template
+        std::size_t t = 0;
+        std::vector<int> turns; // the slot's micro-batch modulo each of cycles_
+    };
+    // A clock of a tensor: the first of as many as cycles_[cycle].
+    struct Clock {
+        int first = 0;
+        int cycle = 0;
+    };
+    // What an op is asked for again and again: a Program's own ops are large.
+    struct Step {
+        cost::OpCost cost;
+        std::uint32_t reads = 0, writes = 0, end = 0; // into clocks_: reads from `reads`, writes from `writes` to `end`
+        program::Stream stream{};
+        bool receives = false, meets = false; // meets: all stages
     };
     struct Candidate {
         const program::Op* op = nullptr;
@@ -138,12 +154,41 @@ private:
         }
         written_.assign(static_cast<std::size_t>(clocks), 0.0);
         read_.assign(static_cast<std::size_t>(clocks), 0.0);
-        access_.resize(program_.templates.size());
+        cycles_ = {1};
+        std::vector<int> cycle_of(n, 0); // by tensor
+        for (std::size_t id = 0; id < n; ++id) {
+            const auto same = std::find(cycles_.begin(), cycles_.end(), instances_[id]);
+            cycle_of[id] = static_cast<int>(same - cycles_.begin());
+            if (same == cycles_.end()) cycles_.push_back(instances_[id]);
+        }
+        steps_.resize(program_.templates.size());
         std::vector<bool> used(program_.templates.size(), false);
         for (const program::Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
-        for (std::size_t t = 0; t < program_.templates.size(); ++t) {
-            if (!used[t]) continue;
-            access_[t] = OpAccess(program_, program_.templates[t]);
+        for (std::size_t t = 0; t < program_.templates.size(); ++t)
+            if (used[t]) add_steps(t, cycle_of);
+    }
+    void add_steps(std::size_t t, const std::vector<int>& cycle_of) {
+        const std::vector<program::Op>& ops = program_.templates[t].ops;
+        const OpAccess access(program_, program_.templates[t]);
+        const auto add = [&](std::span<const program::TensorId> roots) {
+            const auto from = static_cast<std::uint32_t>(clocks_.size());
+            for (const program::TensorId root : roots) {
+                const auto id = static_cast<std::size_t>(root);
+                clocks_.push_back({first_clock_[id], cycle_of[id]});
+            }
+            return from;
+        };
+        steps_[t].resize(ops.size());
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            Step& step = steps_[t][i];
+            step.cost = (*run_.costs)[t][i];
+            step.stream = ops[i].stream;
+            step.receives = ops[i].kind == program::OpKind::recv;
+            step.meets = !step.receives && ops[i].kind != program::OpKind::send &&
+                         (ops[i].group.axes & plan::axis::pipeline) != 0;
+            step.reads = add(access.read(i));
+            step.writes = add(access.written(i));
+            step.end = static_cast<std::uint32_t>(clocks_.size());
         }
     }
     // Computing between an op and the next communication of its template, and the number of layers in a template.
@@ -163,42 +208,53 @@ private:
             }
         }
     }
-    std::size_t clock(int root, int micro_batch) const {
-        const auto id = static_cast<std::size_t>(root);
-        return static_cast<std::size_t>(first_clock_[id] + (instances_[id] > 1 ? micro_batch % instances_[id] : 0));
+    static std::size_t index(const Clock& clock, const Position& position) {
+        return static_cast<std::size_t>(clock.first + position.turns[static_cast<std::size_t>(clock.cycle)]);
+    }
+    std::span<const Clock> clocks(std::uint32_t from, std::uint32_t to) const {
+        return std::span(clocks_).subspan(from, to - from);
+    }
+    // Looks up what the ops of the slot that the lane has come to have in common.
+    void enter_slot(int lane) {
+        Position& position = position_[lane];
+        position.op = 0;
+        position.ended.clear();
+        if (done() || position.slot >= units_[unit_].lanes[lane].size()) return;
+        position.in = &program_.slots[slot_index(lane)];
+        position.t = static_cast<std::size_t>(position.in->index);
+        position.turns.resize(cycles_.size());
+        for (std::size_t i = 0; i < cycles_.size(); ++i) position.turns[i] = position.in->micro_batch % cycles_[i];
     }
     std::size_t slot_index(int lane) const {
         return static_cast<std::size_t>(units_[unit_].lanes[lane][position_[lane].slot]);
     }
 
     Candidate candidate(int lane) {
-        const program::Slot& slot = program_.slots[slot_index(lane)];
-        const auto t = static_cast<std::size_t>(slot.index);
         Position& position = position_[lane];
-        const program::Template& tmpl = program_.templates[t];
+        const program::Template& tmpl = program_.templates[position.t];
         if (tmpl.ops.empty()) return next_slot(lane);
         const program::Op& op = tmpl.ops[position.op];
-        const cost::OpCost& cost = (*run_.costs)[t][position.op];
+        const Step& step = steps_[position.t][position.op];
         Candidate c{&op, lane, 0.0, host_, 0.0};
         double inputs = 0.0;
-        for (const int root : access_[t].read(position.op))
-            inputs = std::max(inputs, written_[clock(root, slot.micro_batch)]);
-        if (cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
-        double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(op.stream)]);
-        for (const int root : access_[t].written(position.op)) {
-            const std::size_t i = clock(root, slot.micro_batch);
+        for (const Clock& clock : clocks(step.reads, step.writes))
+            inputs = std::max(inputs, written_[index(clock, position)]);
+        if (step.cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
+        double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(step.stream)]);
+        for (const Clock& clock : clocks(step.writes, step.end)) {
+            const std::size_t i = index(clock, position);
             ready = std::max({ready, written_[i], read_[i]});
         }
         if (run_.reuses != nullptr)
-            for (const int other : (*run_.reuses)[t][position.op])
+            for (const int other : (*run_.reuses)[position.t][position.op])
                 ready = std::max(ready, position.ended[static_cast<std::size_t>(other)]);
         c.start = std::max(ready, c.issue);
-        if (op.kind == program::OpKind::recv) {
+        if (step.receives) {
             const auto message =
-                exchange_.sent.find(Exchange::key(std::get<program::PeerAttr>(op.attr), slot.micro_batch));
+                exchange_.sent.find(Exchange::key(std::get<program::PeerAttr>(op.attr), position.in->micro_batch));
             if (message == exchange_.sent.end()) return {&op, lane, unknown, 0.0, 0.0};
             c.arrival = message->second;
-        } else if (op.group.axes & plan::axis::pipeline && op.kind != program::OpKind::send) {
+        } else if (step.meets) {
             if (!meet(c)) return {&op, lane, unknown, 0.0, 0.0};
         }
         return c;
@@ -228,7 +284,10 @@ private:
     }
     void begin_unit() {
         for (int lane = 0; lane < 2; ++lane) {
-            position_[lane] = Position{};
+            Position& position = position_[lane];
+            position.slot = 0;
+            position.passed = position.ops = position.layers = 0.0;
+            enter_slot(lane);
             if (done()) continue;
             for (const int slot : units_[unit_].lanes[lane]) {
                 position_[lane].ops += static_cast<double>(program_.templates[template_of(slot)].ops.size());
@@ -242,7 +301,7 @@ private:
     }
     Candidate next_slot(int lane) {
         ++position_[lane].slot;
-        position_[lane].op = 0;
+        enter_slot(lane);
         return position_[lane].slot < units_[unit_].lanes[lane].size() ? candidate(lane) : Candidate{};
     }
 
@@ -274,12 +333,11 @@ private:
     }
 
     void execute(const Candidate& c) {
-        const std::size_t s = slot_index(c.lane);
-        const program::Slot& slot = program_.slots[s];
-        const auto t = static_cast<std::size_t>(slot.index);
-        const program::Template& tmpl = program_.templates[t];
         Position& position = position_[c.lane];
-        const cost::OpCost& cost = (*run_.costs)[t][position.op];
+        const program::Slot& slot = *position.in;
+        const program::Template& tmpl = program_.templates[position.t];
+        const Step& step = steps_[position.t][position.op];
+        const cost::OpCost& cost = step.cost;
         double busy = units_[unit_].merged() ? cost.merged : cost.device;
         busy += shared_seconds(*c.op, c.start, busy);
         busy += contention_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
@@ -287,24 +345,23 @@ private:
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;
         stream_free_[static_cast<std::size_t>(c.op->stream)] = end;
-        for (const int root : access_[t].read(position.op)) {
-            double& last = read_[clock(root, slot.micro_batch)];
+        for (const Clock& clock : clocks(step.reads, step.writes)) {
+            double& last = read_[index(clock, position)];
             last = std::max(last, end);
         }
-        for (const int root : access_[t].written(position.op)) written_[clock(root, slot.micro_batch)] = end;
+        for (const Clock& clock : clocks(step.writes, step.end)) written_[index(clock, position)] = end;
         if (c.op->kind == program::OpKind::send)
             exchange_.sent[Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch)] = end;
-        else if (c.op->kind == program::OpKind::recv)
+        else if (step.receives)
             exchange_.sent.erase(Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch));
-        else if (c.op->group.axes & plan::axis::pipeline)
+        else if (step.meets)
             ++meeting_, arrived_ = false;
-        record(c, s, tmpl, end, busy);
-        position.ended.push_back(end);
+        record(c, slot_index(c.lane), tmpl, end, busy);
+        if (run_.reuses != nullptr) position.ended.push_back(end);
         position.passed += 1.0;
         if (++position.op == tmpl.ops.size()) {
-            position.op = 0;
-            position.ended.clear();
             ++position.slot;
+            enter_slot(c.lane);
         }
     }
 
@@ -337,7 +394,9 @@ private:
     Contention contention_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
-    std::vector<OpAccess> access_; // accesses by template
+    std::vector<int> cycles_;              // distinct numbers of instances
+    std::vector<std::vector<Step>> steps_; // by template, for those that slots run
+    std::vector<Clock> clocks_;
     std::vector<std::vector<double>> until_;
     std::vector<std::size_t> silent_from_; // first op that no communication follows, by template
     std::vector<int> layers_;

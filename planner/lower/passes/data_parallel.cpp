@@ -128,22 +128,33 @@ program::Template with_gradient_reduction(program::Program& program, const plan:
             const program::TensorId base = tensor(program, id).base;
             last_writer[base == program::no_tensor ? id : base] = i;
         }
+    struct Reduction {
+        const program::Bucket* bucket;
+        bool reduced;
+    };
+    constexpr std::size_t unwritten = static_cast<std::size_t>(-1);
+    std::multimap<std::size_t, Reduction> complete; // reductions by the op behind which their gradients are whole
+    for (const program::Bucket& bucket : program.buckets) {
+        if (bucket.chunk != backward.chunk) continue;
+        const bool reduced = has_work(plan, size_of(program, bucket), StepWork::reduce);
+        if (!reduced && !bucket.sums_copies()) continue;
+        const auto writer = last_writer.find(bucket.gradients);
+        complete.emplace(writer == last_writer.end() ? unwritten : writer->second, Reduction{&bucket, reduced});
+    }
     program::Template result{backward.kind, backward.chunk, {}};
     result.ops.reserve(backward.ops.size() + program.buckets.size());
-    const auto reduce = [&](auto&& complete) {
-        for (const program::Bucket& bucket : program.buckets) {
-            const BucketSize size = size_of(program, bucket);
-            const bool reduced = has_work(plan, size, StepWork::reduce), copied = bucket.sums_copies();
-            if (bucket.chunk != backward.chunk || (!reduced && !copied)) continue;
-            if (!complete(last_writer.find(bucket.gradients))) continue;
-            if (reduced) add_reduction(program, plan, bucket, result.ops);
-            if (copied) add_replica_sum(program, plan, bucket, result.ops);
+    const auto reduce_behind = [&](std::size_t op) {
+        const auto [first, last] = complete.equal_range(op);
+        for (auto at = first; at != last; ++at) {
+            const auto& [bucket, reduced] = at->second;
+            if (reduced) add_reduction(program, plan, *bucket, result.ops);
+            if (bucket->sums_copies()) add_replica_sum(program, plan, *bucket, result.ops);
         }
     };
-    if (backward.kind == plan::SlotKind::wgrad) reduce([&](auto writer) { return writer == last_writer.end(); });
+    if (backward.kind == plan::SlotKind::wgrad) reduce_behind(unwritten);
     for (std::size_t i = 0; i < backward.ops.size(); ++i) {
         result.ops.push_back(backward.ops[i]);
-        reduce([&](auto writer) { return writer != last_writer.end() && writer->second == i; });
+        reduce_behind(i);
     }
     return result;
 }
