@@ -73,8 +73,7 @@ void force(const RouterShape& s, std::int32_t position, std::int32_t* index) {
     for (int k = 0; k < s.top_k; ++k) index[k] = (position + k * apart) % s.experts;
 }
 
-void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
-            float* weight, void*) {
+void router(const RouterShape& s, Src logits, Src bias, GivenChoice given, std::int32_t* index, float* weight, void*) {
     const Work w(s);
     const float* shift = bias.data != nullptr ? read(bias, 0, s.experts, scratch(Slot::f, s.experts)) : nullptr;
     std::int32_t* kept = index_scratch(s.groups);
@@ -84,8 +83,10 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
         Out choice(w.choice, s.experts);
         choice = In(by_logit(s, shift != nullptr) ? w.logits : w.score, s.experts);
         if (shift != nullptr) choice += In(shift, s.experts);
-        if (positions != nullptr) {
-            force(s, positions[(s.first + t) / s.batch], index + t * s.top_k);
+        if (given.recorded != nullptr) {
+            std::copy_n(given.recorded + t * s.top_k, s.top_k, index + t * s.top_k);
+        } else if (given.positions != nullptr) {
+            force(s, given.positions[(s.first + t) / s.batch], index + t * s.top_k);
         } else {
             choose(s, w, kept, index + t * s.top_k);
         }

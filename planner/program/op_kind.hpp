@@ -61,7 +61,7 @@ enum class OpKind : std::uint8_t {
     sigmoid_scale_grad, // dout, y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
-    router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced
+    router,             // logits[T, E], [bias[E]], [forced positions], [recorded] -> index[T, K] i32, weight[T, K] f32
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
     router_load,        // logits[T, E] -> load[B, E] f32: tokens of each sequence (B = 1: of all) by their best scores
     router_loss,        // logits, [load] -> +loss[2]: auxiliary loss and z-loss of these tokens; BalanceAttr
