@@ -258,6 +258,12 @@ struct RouterShape {
     double mixer = 0.0;
 };
 
+// A choice that is not the router's own, of which there is at most one: forced by positions (RouterShape::first), or
+// the experts recorded[tokens, top_k] of an earlier choice, different ones for each token.
+struct GivenChoice {
+    const std::int32_t *positions = nullptr, *recorded = nullptr;
+};
+
 // Row t belongs to sequence t modulo `sequences`; n(b, e) tokens of sequence b hold e among their top_k largest
 // logits, P(t, e) = score / (sum over e of score + 1e-20); of router bias, groups, normalize and scale play no part.
 struct BalanceShape {

@@ -155,8 +155,9 @@ struct Kernels {
     void (*scale_rows_grad)(Src dout, Src y, const float* p, const std::int32_t* counts, Dst dy, float* dp, int groups,
                             std::int64_t rows, std::int64_t cols, void* stream);
 
-    // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]], [positions].
-    void (*router)(const RouterShape& shape, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
+    // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]], or from the choice
+    // that is given, with weights by the logits. index may be given.recorded.
+    void (*router)(const RouterShape& shape, Src logits, Src bias, GivenChoice given, std::int32_t* index,
                    float* weight, void* stream);
     // dlogits[tokens, experts]; the choice itself has no gradient. dlogits may be logits.
     void (*router_grad)(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index,

@@ -31,7 +31,8 @@ RouterShape router_shape(const OpContext& c) {
 }
 
 void router(const OpContext& c) {
-    c.kernels.router(router_shape(c), src(c, 0), src(c, 1), ints(c, 2), ints_out(c, 0), floats_out(c, 1), c.stream);
+    c.kernels.router(router_shape(c), src(c, 0), src(c, 1), {ints(c, 2), ints(c, 3)}, ints_out(c, 0), floats_out(c, 1),
+                     c.stream);
 }
 
 void router_grad(const OpContext& c) {

@@ -52,18 +52,21 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
         programs_.push_back(options_.forward_only ? lower::lower_forward(plan_, stage, *options_.forward_only)
                                                   : lower::lower(plan_, stage));
     run::check_executable(plan_, programs_, *backend_);
+    kept_routing_ = keep_routing(programs_, true);
     if (const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan_); again && !options_.forward_only) {
         for (int stage = 0; stage < plan_.pp; ++stage) reruns_.push_back(lower::lower(*again, stage));
         run::check_executable(*again, reruns_, *backend_);
+        keep_routing(reruns_, true);
     }
     if (options_.evaluates && !options_.forward_only) lower_evaluation();
     for (const program::Program& program : programs_) {
         memory.push_back(options_.forward_only ? memory::plan_memory(program)
                                                : memory::plan_memory_with_retry(plan_, program));
-        if (!forwards_.empty())
-            memory.back().arena_bytes =
-                std::max(memory.back().arena_bytes,
-                         memory::plan_memory(forwards_[static_cast<std::size_t>(program.pipeline_rank)]).arena_bytes);
+        for (const std::vector<program::Program>* others : {&forwards_, &reruns_})
+            if (!others->empty())
+                memory.back().arena_bytes = std::max(
+                    memory.back().arena_bytes,
+                    memory::plan_memory((*others)[static_cast<std::size_t>(program.pipeline_rank)]).arena_bytes);
         arena_bytes_ = std::max(arena_bytes_, memory.back().arena_bytes);
     }
 
@@ -144,21 +147,27 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     const int cores = static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(ranks_.size());
     weights::initialize_parameters(program, r.parameters, *r.arena, *backend_->kernels, options_.seed,
                                    std::max(cores, 1));
-    r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
-    const int member = mesh_.coordinate(plan::Domain::dense, plan::axis::context, rank);
-    const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? r.positions.size() / 2 : r.positions.size());
-    const auto start = [&](int run) {
-        return plan_.cp > 1 ? static_cast<std::int32_t>(plan::run_start(member, run, plan_.cp, plan_.seq / plan_.cp))
-                            : 0;
-    };
-    std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
-    std::iota(r.positions.begin() + half, r.positions.end(), start(1));
+    r.positions = positions_of(rank);
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
     if (plan_.masks_documents() || program_of(r).io.chunk_starts != program::no_tensor) {
         r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
         std::iota(r.queries.begin(), r.queries.end(), 0);
         if (r.queries.size() == r.positions.size()) r.queries = r.positions;
     }
+}
+
+// Two runs of the sequence under CP.
+std::vector<std::int32_t> Trainer::positions_of(int rank) const {
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(plan_.seq / plan_.cp));
+    const int member = mesh_.coordinate(plan::Domain::dense, plan::axis::context, rank);
+    const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? positions.size() / 2 : positions.size());
+    const auto start = [&](int run) {
+        return plan_.cp > 1 ? static_cast<std::int32_t>(plan::run_start(member, run, plan_.cp, plan_.seq / plan_.cp))
+                            : 0;
+    };
+    std::iota(positions.begin(), positions.begin() + half, start(0));
+    std::iota(positions.begin() + half, positions.end(), start(1));
+    return positions;
 }
 
 void Trainer::start_rank(Rank& r) {
@@ -224,6 +233,7 @@ StepResult Trainer::step(const SampleSource& source) {
     prepare_batch();
     take_samples(source, samples_, samples_ + batch_);
     if (plan_.masks_documents()) count_labels();
+    load_routing();
     if (options_.ema > 0.0 && !ranks_.front().average.started())
         run_ranks([&](Rank& r, int) { r.average.start(program_of(r), *r.arena); });
     const double lr = learning_rate(options_, done_);
@@ -239,8 +249,10 @@ StepResult Trainer::step(const SampleSource& source) {
     kept_[static_cast<std::size_t>(done_) % kept_.size()] = {seconds, seconds - stamps};
     const double too_many = overflow();
     if (too_many > 0.0) run_again();
+    replayed_.clear(); // Evaluations route by themselves.
     ++done_;
     samples_ += batch_;
+    record_routing();
     const auto [loss, norm, mtp_loss] = step_sums();
     StepResult result{done_, loss, std::sqrt(norm), lr, seconds, batch_ * plan_.seq, 0.0, too_many, false, {}};
     result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);

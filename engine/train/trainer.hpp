@@ -9,10 +9,12 @@
 #include "engine/train/bad_steps.hpp"
 #include "engine/train/batch_ramp.hpp"
 #include "engine/train/checkpoint_writer.hpp"
+#include "engine/train/router_replay.hpp"
 #include "engine/train/weight_average.hpp"
 #include "engine/train/weight_rules.hpp"
 #include "engine/weights/parameters.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/lower/passes/keep_routing.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 
@@ -56,6 +58,9 @@ struct TrainOptions {
     double spike = 0.0;
     BatchRamp ramp;   // how the batch of a step grows to the plan's
     double ema = 0.0; // decay of an average of the weights, 0 = none
+    // Router replay: folders of what routers choose, a file for each step (router_replay.hpp), empty = none. Choices
+    // that are replayed are those of the same tokens under any plan; routers give them weights by their own logits.
+    std::string record_routing, replay_routing;
     std::uint64_t seed = 1;
     int permits = 0; // number of ranks that run at once, 0 = the machine's cores
     // Recorded steps from which timeline() takes the median one. On a GPU only the last three of `steps` are recorded,
@@ -142,6 +147,9 @@ public:
 
     // Throws Error (bad_input) for a source with counts under a plan that does not mask documents.
     StepResult step(const SampleSource& source);
+    // Throws Error (bad_input), by file and field, where the steps from the next one to the last of options.steps
+    // cannot be replayed from options.replay_routing; step() does so before the first.
+    void check_replay() const;
     // The loss over the samples [0, samples), in batches of the plan's, of which the last may be filled up. Nothing
     // that a later step reads changes: it gives the bits that it gives without. Called by all processes, between steps;
     // only with options.evaluates or options.forward_only.
@@ -245,6 +253,16 @@ private:
     void build_beside(Rank& rank, const program::Program& program, Beside& beside) const;
     void run_beside(Beside Rank::*beside);
     void lower_evaluation();
+    std::vector<std::vector<passes::KeptRouting>> keep_routing(std::vector<program::Program>& programs,
+                                                               bool replay) const;
+    RoutedStep routed_step(std::int64_t step, std::int64_t samples) const;
+    void load_routing();
+    void write_routing(Rank& r);
+    void record_routing() const;
+    // Calls visit(row of this rank's tokens, row of the global batch) for every token of a micro-batch.
+    template <class Visit>
+    void for_each_token(int rank, int micro_batch, Visit visit) const;
+    std::vector<std::int32_t> positions_of(int rank) const;
     void run_forward();
     void prepare_batch();
     void run_step(bool timed);
@@ -300,6 +318,9 @@ private:
     std::vector<program::Program> reruns_;   // programs of steps that are run again; empty where none can be
     std::vector<program::Program> forwards_; // programs of evaluations; empty where there are none
     std::map<std::int64_t, std::vector<program::Program>> smaller_; // programs of smaller batches
+    std::vector<std::vector<passes::KeptRouting>> kept_routing_;    // by pipeline rank; empty without router replay
+    std::map<int, RoutedLayer> replayed_; // by layer, of the step under way; empty where none is replayed
+    bool replay_checked_ = false;
     std::unique_ptr<engine::Cores> cores_;
     std::unique_ptr<comm::ThreadFabric> fabric_;
     std::unique_ptr<comm::QueuedFabric> queued_fabric_; // stands in place of fabric_ where ranks have devices

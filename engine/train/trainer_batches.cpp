@@ -36,6 +36,7 @@ void Trainer::prepare_batch() {
     const plan::Plan plan = with_batch(plan_, batch_);
     for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower::lower(plan, stage));
     run::check_executable(plan, programs, *backend_);
+    keep_routing(programs, true);
     for (Rank& r : ranks_) r.smaller[batch_];
     run_ranks(
         [&](Rank& r, int) { build_beside(r, programs[static_cast<std::size_t>(r.stage)], r.smaller.at(batch_)); });

@@ -17,6 +17,7 @@ void Trainer::lower_evaluation() {
     const plan::Plan plan = plan::overflow_retry_plan(plan_).value_or(plan_);
     for (int stage = 0; stage < plan.pp; ++stage) forwards_.push_back(lower::lower_forward(plan, stage));
     run::check_executable(plan, forwards_, *backend_);
+    keep_routing(forwards_, false);
 }
 
 void Trainer::run_forward() {

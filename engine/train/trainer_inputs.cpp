@@ -31,6 +31,7 @@ void Trainer::take_samples(const SampleSource& source, std::int64_t first, std::
 // positions) * mbs + sequence.
 void Trainer::fill_inputs(Rank& r) {
     const program::Program& program = program_of(r);
+    write_routing(r);
     for (std::size_t d = 0; d < program.io.label_shares.size(); ++d)
         r.device->write(r.arena->at(program.io.label_shares[d]), &label_shares_[d], sizeof label_shares_[d]);
     for (int j = 0; j < micro_batches(); ++j) {

@@ -115,21 +115,52 @@ program::Dtype stored_type(const TensorToWrite& tensor, program::Dtype dtype) {
     return tensor.exact ? program::Dtype::f32 : dtype;
 }
 
+// Tensors of one file, in order, and the length and text that go before their data.
+class Header {
+public:
+    explicit Header(const std::map<std::string, std::string>& metadata) {
+        json_["__metadata__"] = metadata;
+        json_["__metadata__"]["format"] = "pt"; // Transformers refuses files without it.
+    }
+    void add(const std::string& name, const char* dtype, const std::vector<std::int64_t>& shape, std::int64_t bytes) {
+        json_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {at_, at_ + bytes}}};
+        at_ += bytes;
+    }
+    std::string text() const {
+        std::string text = json_.dump();
+        text.resize((text.size() + 7) / 8 * 8, ' '); // The blanks keep the data area aligned.
+        const std::uint64_t length = text.size();
+        return std::string(reinterpret_cast<const char*>(&length), sizeof length).append(text);
+    }
+
+private:
+    Json json_;
+    std::int64_t at_ = 0;
+};
+
 std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype dtype) {
-    Json header;
-    header["__metadata__"] = {{"format", "pt"}}; // Transformers refuses files without it.
-    std::int64_t at = 0;
+    Header header({});
     for (const TensorToWrite& tensor : tensors) {
         const program::Dtype type = stored_type(tensor, dtype);
-        const std::int64_t bytes = program::bytes_of(type, product(tensor.shape));
-        header[tensor.name] = {{"dtype", type == program::Dtype::bf16 ? "BF16" : "F32"},
-                               {"shape", tensor.shape},
-                               {"data_offsets", {at, at + bytes}}};
-        at += bytes;
+        header.add(tensor.name, type == program::Dtype::bf16 ? "BF16" : "F32", tensor.shape,
+                   program::bytes_of(type, product(tensor.shape)));
     }
-    std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' '); // The blanks keep the data area aligned.
-    return text;
+    return header.text();
+}
+
+// Throws Error (failure) where values and shape of a tensor differ in size.
+void check_values(const std::string& path, const std::string& name, const std::vector<std::int64_t>& shape,
+                  std::size_t values) {
+    if (static_cast<std::int64_t>(values) != product(shape))
+        fail("{}: {} has {} elements, its shape [{}] asks for {}", path, name, values, fmt::join(shape, ", "),
+             product(shape));
+}
+
+// Refuses elements that a tensor has not.
+void check_range(const StoredTensor& tensor, const std::string& name, std::int64_t first, std::size_t count) {
+    const auto some = static_cast<std::int64_t>(count);
+    if (first < 0 || first > tensor.elements - some)
+        fail("elements {} to {} of {} were asked for, it has {}", first, first + some, name, tensor.elements);
 }
 
 std::string encoded(const std::vector<float>& values, program::Dtype dtype) {
@@ -153,9 +184,7 @@ std::string in_folder(const std::string& folder, const std::string& name) {
 } // namespace
 
 void read_floats(const StoredTensor& tensor, const std::string& name, std::int64_t first, std::span<float> out) {
-    const auto count = static_cast<std::int64_t>(out.size());
-    if (first < 0 || first > tensor.elements - count)
-        fail("elements {} to {} of {} were asked for, it has {}", first, first + count, name, tensor.elements);
+    check_range(tensor, name, first, out.size());
     if (out.empty()) return;
     if (tensor.dtype == "F32") {
         tensor.file->read(tensor.offset + 4 * static_cast<std::size_t>(first),
@@ -175,6 +204,15 @@ void read_floats(const StoredTensor& tensor, const std::string& name, std::int64
     }
 }
 
+void read_integers(const StoredTensor& tensor, const std::string& name, std::int64_t first,
+                   std::span<std::int32_t> out) {
+    check_range(tensor, name, first, out.size());
+    if (tensor.dtype != "I32") refuse("{}: {}: dtype {}: must be I32", tensor.file->path(), shown(name), tensor.dtype);
+    if (out.empty()) return;
+    tensor.file->read(tensor.offset + 4 * static_cast<std::size_t>(first),
+                      {reinterpret_cast<char*>(out.data()), out.size_bytes()});
+}
+
 Safetensors::Safetensors(const std::string& path) : file_(path) {
     if (file_.size() < 8) refuse("{}: {} bytes are too few for a safetensors file", path, file_.size());
     std::uint64_t length = 0;
@@ -191,7 +229,11 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     const auto room = static_cast<std::int64_t>(file_.size() - data);
     std::vector<Extent> extents;
     for (const auto& [name, entry] : header.items()) {
-        if (name == "__metadata__") continue;
+        if (name == "__metadata__") {
+            for (const auto& [key, value] : entry.items())
+                if (value.is_string()) metadata_.emplace(key, value.get<std::string>());
+            continue;
+        }
         Extent& extent = extents.emplace_back();
         extent.name = name;
         StoredTensor tensor = read_entry(entry, fmt::format("{}: {}", path, shown(name)), data, room, extent);
@@ -253,18 +295,27 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
                        const TensorValues& values) {
     if (dtype != program::Dtype::f32 && dtype != program::Dtype::bf16)
         fail("{}: weights are written as F32 or BF16", path);
-    const std::string header = header_of(tensors, dtype);
-    const std::uint64_t length = header.size();
     write_file(path, [&](const std::function<void(std::string_view)>& append) {
-        append({reinterpret_cast<const char*>(&length), sizeof length});
-        append(header);
+        append(header_of(tensors, dtype));
         for (const TensorToWrite& tensor : tensors) {
             const std::vector<float> floats = values(tensor);
-            if (static_cast<std::int64_t>(floats.size()) != product(tensor.shape))
-                fail("{}: {} has {} elements, its shape [{}] asks for {}", path, tensor.name, floats.size(),
-                     fmt::join(tensor.shape, ", "), product(tensor.shape));
+            check_values(path, tensor.name, tensor.shape, floats.size());
             append(encoded(floats, stored_type(tensor, dtype)));
         }
+    });
+}
+
+void write_integers(const std::string& path, const std::vector<IntegersToWrite>& tensors,
+                    const std::map<std::string, std::string>& metadata) {
+    Header header(metadata);
+    for (const IntegersToWrite& tensor : tensors) {
+        check_values(path, tensor.name, tensor.shape, tensor.values.size());
+        header.add(tensor.name, "I32", tensor.shape, static_cast<std::int64_t>(tensor.values.size_bytes()));
+    }
+    write_file(path, [&](const std::function<void(std::string_view)>& append) {
+        append(header.text());
+        for (const IntegersToWrite& tensor : tensors)
+            append({reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size_bytes()});
     });
 }
 

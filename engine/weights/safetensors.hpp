@@ -27,6 +27,10 @@ struct StoredTensor {
 // `name` for any other type.
 void read_floats(const StoredTensor& tensor, const std::string& name, std::int64_t first, std::span<float> out);
 
+// Elements [first, first + out.size()) of an I32 tensor. Throws Error (bad_input) naming `name` for any other type.
+void read_integers(const StoredTensor& tensor, const std::string& name, std::int64_t first,
+                   std::span<std::int32_t> out);
+
 // One file: u64 length of the header, that many bytes of JSON {name: {dtype, shape, data_offsets: [begin, end]}}, data.
 // Offsets count from the end of the header; the tensors fill the data area without gaps or overlaps.
 // Source: the format's specification, https://huggingface.co/docs/safetensors.
@@ -40,9 +44,12 @@ public:
 
     const std::string& path() const { return file_.path(); }
     const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+    // Texts by name of the header's __metadata__; what is no text there is left out.
+    const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
 private:
     engine::SourceFile file_;
+    std::map<std::string, std::string> metadata_;
     std::map<std::string, StoredTensor> tensors_;
 };
 
@@ -75,6 +82,15 @@ using TensorValues = std::function<std::vector<float>(const TensorToWrite&)>;
 // Writes one file, atomically, in F32 or rounded to BF16. Throws Error (failure) when writing fails.
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors, program::Dtype dtype,
                        const TensorValues& values);
+// Whole numbers to write, row-major.
+struct IntegersToWrite {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::span<const std::int32_t> values;
+};
+// Writes one file of I32 tensors, atomically. Throws Error (failure) when writing fails.
+void write_integers(const std::string& path, const std::vector<IntegersToWrite>& tensors,
+                    const std::map<std::string, std::string>& metadata);
 // Writes model.safetensors, or, past `shard_bytes`, shards in the order of the list with their index last, so that an
 // interrupted export is never taken for a whole one. Refuses a folder that holds weights already.
 void write_weights(const std::string& folder, const std::vector<TensorToWrite>& tensors, program::Dtype dtype,

@@ -107,8 +107,7 @@ void mix_all(const RouterShape& s, const Work& w, const std::int32_t* forced, co
     }
 }
 
-void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
-            float* weight, void*) {
+void router(const RouterShape& s, Src logits, Src bias, GivenChoice given, std::int32_t* index, float* weight, void*) {
     const Work w(s);
     const float* shift = bias.data != nullptr ? read(bias, 0, s.experts, scratch(Slot::f, s.experts)) : nullptr;
     std::int32_t* kept = index_scratch(s.groups);
@@ -116,8 +115,13 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
         load(logits, t * s.experts, s.experts, w.logits);
         if (s.mixer > 0.0) {
             std::int32_t* chosen = index + t * s.top_k;
-            if (positions != nullptr) force(s, positions[(s.first + t) / s.batch], chosen);
-            mix_all(s, w, positions != nullptr ? chosen : nullptr, [&](int k, int best, float share) {
+            const bool forced = given.recorded != nullptr || given.positions != nullptr;
+            if (given.recorded != nullptr) {
+                std::copy_n(given.recorded + t * s.top_k, s.top_k, chosen);
+            } else if (given.positions != nullptr) {
+                force(s, given.positions[(s.first + t) / s.batch], chosen);
+            }
+            mix_all(s, w, forced ? chosen : nullptr, [&](int k, int best, float share) {
                 chosen[k] = best;
                 weight[t * s.top_k + k] = share;
             });
@@ -127,8 +131,10 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
         Out choice(w.choice, s.experts);
         choice = In(by_logit(s, shift != nullptr) ? w.logits : w.score, s.experts);
         if (shift != nullptr) choice += In(shift, s.experts);
-        if (positions != nullptr) {
-            force(s, positions[(s.first + t) / s.batch], index + t * s.top_k);
+        if (given.recorded != nullptr) {
+            std::copy_n(given.recorded + t * s.top_k, s.top_k, index + t * s.top_k);
+        } else if (given.positions != nullptr) {
+            force(s, given.positions[(s.first + t) / s.batch], index + t * s.top_k);
         } else {
             choose(s, w, kept, index + t * s.top_k);
         }

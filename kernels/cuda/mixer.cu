@@ -50,14 +50,16 @@ struct Token {
 };
 
 __global__ void __launch_bounds__(threads)
-    mixer_kernel(RouterShape s, Src logits, const std::int32_t* positions, std::int32_t* index, float* weight) {
+    mixer_kernel(RouterShape s, Src logits, GivenChoice given, std::int32_t* index, float* weight) {
     const std::int64_t token = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (token >= s.tokens) return;
     std::int32_t* const chosen = index + token * s.top_k;
     const Token t{s, logits, token * s.experts, chosen};
-    const int forced = positions != nullptr ? positions[(s.first + token) / s.batch] : 0;
+    const int forced = given.positions != nullptr ? given.positions[(s.first + token) / s.batch] : 0;
     for (int k = 0; k < s.top_k; ++k) {
-        const int best = positions != nullptr ? (forced + k * (s.experts / s.top_k)) % s.experts : t.best(k);
+        const int best = given.recorded != nullptr    ? given.recorded[token * s.top_k + k]
+                         : given.positions != nullptr ? (forced + k * (s.experts / s.top_k)) % s.experts
+                                                      : t.best(k);
         const float sum = t.sum(k, t.logit(best));
         if (lane_id() == 0) {
             chosen[k] = best;
@@ -88,10 +90,9 @@ __global__ void __launch_bounds__(threads)
 
 } // namespace
 
-void mixer(const RouterShape& s, Src logits, const std::int32_t* positions, std::int32_t* index, float* weight,
-           void* stream) {
+void mixer(const RouterShape& s, Src logits, GivenChoice given, std::int32_t* index, float* weight, void* stream) {
     if (s.tokens <= 0) return;
-    mixer_kernel<<<blocks_for(s.tokens, warps), threads, 0, stream_of(stream)>>>(s, logits, positions, index, weight);
+    mixer_kernel<<<blocks_for(s.tokens, warps), threads, 0, stream_of(stream)>>>(s, logits, given, index, weight);
     CUDA_CHECK(cudaGetLastError());
 }
 

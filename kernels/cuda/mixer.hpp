@@ -5,8 +5,7 @@
 
 namespace moe::cuda {
 
-void mixer(const RouterShape& shape, Src logits, const std::int32_t* positions, std::int32_t* index, float* weight,
-           void* stream);
+void mixer(const RouterShape& shape, Src logits, GivenChoice given, std::int32_t* index, float* weight, void* stream);
 void mixer_grad(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,
                 void* stream);
 

@@ -103,14 +103,9 @@ __device__ void chosen_softmax(const float* score, const std::int32_t* index, in
     for (int k = 0; k < top_k; ++k) sum += expf(score[index[k]] - largest);
 }
 
-__global__ void __launch_bounds__(threads)
-    router_kernel(RouterShape s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
-                  float* weight) {
-    extern __shared__ Key shared[];
-    const std::int64_t token = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-    if (token >= s.tokens) return;
-    const Work w(s, shared);
-    scores(s, logits, token, w.score);
+// The token's experts by their scores, or by its position.
+__device__ void choose(const RouterShape& s, const Work& w, Src logits, Src bias, const std::int32_t* positions,
+                       std::int64_t token, std::int32_t* chosen) {
     const bool by_logits = by_logit(s, bias.data != nullptr);
     for (int e = lane_id(); e < s.experts; e += warp_size) {
         const float value = by_logits ? load(logits, token * s.experts + e) : w.score[e];
@@ -118,12 +113,26 @@ __global__ void __launch_bounds__(threads)
     }
     __syncwarp();
     if (limits_groups(s)) limit_groups(s, w);
-    std::int32_t* chosen = index + token * s.top_k;
     const int forced = positions != nullptr ? positions[(s.first + token) / s.batch] : 0;
     for (int k = 0; k < s.top_k; ++k) {
         const int best =
             positions != nullptr ? (forced + k * (s.experts / s.top_k)) % s.experts : take_best(w.keys, s.experts);
         if (lane_id() == 0) chosen[k] = best;
+    }
+}
+
+__global__ void __launch_bounds__(threads)
+    router_kernel(RouterShape s, Src logits, Src bias, GivenChoice given, std::int32_t* index, float* weight) {
+    extern __shared__ Key shared[];
+    const std::int64_t token = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+    if (token >= s.tokens) return;
+    const Work w(s, shared);
+    scores(s, logits, token, w.score);
+    std::int32_t* chosen = index + token * s.top_k;
+    if (given.recorded != nullptr) {
+        for (int k = lane_id(); k < s.top_k; k += warp_size) chosen[k] = given.recorded[token * s.top_k + k];
+    } else {
+        choose(s, w, logits, bias, given.positions, token, chosen);
     }
     __syncwarp();
     float largest = 0.0f, sum = 1.0f;
@@ -203,13 +212,14 @@ void allow_shared(Kernel* kernel, const RouterShape& s) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes(s))));
 }
 
-void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
-            float* weight, void* stream) {
-    if (s.mixer > 0.0) return mixer(s, logits, positions, index, weight, stream);
-    if (s.tokens <= 0 || router_lanes(s, logits, bias, positions, index, weight, stream)) return;
+void router(const RouterShape& s, Src logits, Src bias, GivenChoice given, std::int32_t* index, float* weight,
+            void* stream) {
+    if (s.mixer > 0.0) return mixer(s, logits, given, index, weight, stream);
+    if (s.tokens <= 0) return;
+    if (given.recorded == nullptr && router_lanes(s, logits, bias, given.positions, index, weight, stream)) return;
     allow_shared(router_kernel, s);
-    router_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(
-        s, logits, bias, positions, index, weight);
+    router_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(s, logits, bias, given,
+                                                                                                index, weight);
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -63,7 +63,7 @@ enum class OpKind : std::uint8_t {
     sigmoid_scale_grad, // dout, y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
-    router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced
+    router,             // logits[T, E], [bias[E]], [forced positions], [recorded] -> index[T, K] i32, weight[T, K] f32
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
     expert_scale,       // weight[T, K], index, s[E] -> weight * s[index]
     expert_scale_grad,  // dscaled[T, K], weight, index, s -> dweight[T, K], +ds[E]

@@ -215,7 +215,7 @@ TEST_CASE("balance: a forced choice loads all experts alike, whatever rank holds
     Index positions(12), index(24 * 5, -1);
     std::iota(positions.begin(), positions.end(), 0);
     Tensor weight(Type::f32, 24 * 5);
-    table().router(s, logits.src(), {}, positions.data(), index.data(), weight.f32(), nullptr);
+    table().router(s, logits.src(), {}, {positions.data()}, index.data(), weight.f32(), nullptr);
     for (int e = 0; e < 12; ++e) CHECK(std::count(index.begin(), index.end(), e) == 10);
     for (std::int64_t t = 0; t < 24; ++t)
         for (std::size_t k = 1; k < 5; ++k)
@@ -227,7 +227,7 @@ TEST_CASE("balance: a forced choice loads all experts alike, whatever rank holds
     const Tensor rest(Type::f32, logits.values(12 * 12, 12 * 12));
     Index other(12 * 5, -1);
     Tensor other_weight(Type::f32, 12 * 5);
-    table().router(half, rest.src(), {}, positions.data(), other.data(), other_weight.f32(), nullptr);
+    table().router(half, rest.src(), {}, {positions.data()}, other.data(), other_weight.f32(), nullptr);
     CHECK(std::equal(other.begin(), other.end(), index.begin() + 60));
     CHECK(other_weight.values() == weight.values(60, 60));
 }

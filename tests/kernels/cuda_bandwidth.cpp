@@ -306,7 +306,7 @@ private:
             float *const weight = pool_.floats(n * top_k), *const dweight = pool_.floats(n * top_k);
             const std::string name = fmt::format(" {} tokens, {} experts{}", n, experts, groups > 1 ? ", groups" : "");
             const double bytes = static_cast<double>(n) * (4.0 * experts + 8.0 * top_k);
-            const auto forward = [=, this](void* s) { k_.router(shape, logits, bias, nullptr, index, weight, s); };
+            const auto forward = [=, this](void* s) { k_.router(shape, logits, bias, {}, index, weight, s); };
             add("router" + name, bytes, forward);
             time("router_grad" + name, bytes + 4.0 * static_cast<double>(n) * experts,
                  [=, this](void* s) { k_.router_grad(shape, dweight, logits, index, out, s); });

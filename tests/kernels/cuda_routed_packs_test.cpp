@@ -234,7 +234,7 @@ TEST_CASE("packs: router over few and many experts of a lane, groups of whole la
                 compare(name, [&](const Kernels& k) {
                     Index index(static_cast<std::size_t>(s.tokens * s.top_k), -1);
                     Tensor weight(Type::f32, s.tokens * s.top_k), dlogits(type, s.tokens * experts);
-                    k.router(s, logits.src(), bias.src(), nullptr, index.data(), weight.f32(), nullptr);
+                    k.router(s, logits.src(), bias.src(), {}, index.data(), weight.f32(), nullptr);
                     k.router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
                     if (first.empty()) first = index;
                     CHECK(index == first);
@@ -279,7 +279,7 @@ TEST_CASE("packs: router where many scores are equal, with few and many chosen")
                 compare(name, [&](const Kernels& k) {
                     Index index(static_cast<std::size_t>(s.tokens * top_k), -1);
                     Tensor weight(Type::f32, s.tokens * top_k), dlogits(type, s.tokens * experts);
-                    k.router(s, logits.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+                    k.router(s, logits.src(), {}, {}, index.data(), weight.f32(), nullptr);
                     k.router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
                     if (first.empty()) first = index;
                     CHECK(index == first);

@@ -106,7 +106,7 @@ struct RouterData {
     Index index;
     Vec row(std::int64_t t) const { return logits.values(t * s.experts, s.experts); }
     void run() {
-        table().router(s, logits.src(), biased ? bias.src() : Src{}, nullptr, index.data(), weight.f32(), nullptr);
+        table().router(s, logits.src(), biased ? bias.src() : Src{}, {}, index.data(), weight.f32(), nullptr);
     }
 };
 
@@ -236,10 +236,9 @@ TEST_CASE("router: ties go to the lower expert and to the lower group") {
     const Tensor logits(Type::f32, Vec(8, 0.5));
     Tensor weight(Type::f32, 3);
     Index index(3, -1);
-    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, nullptr, index.data(), weight.f32(),
-                   nullptr);
+    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, {}, index.data(), weight.f32(), nullptr);
     CHECK(index == Index{0, 1, 2});
-    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(),
+    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, {}, index.data(),
                    weight.f32(), nullptr);
     CHECK(index == Index{0, 1, 2});
 }
@@ -255,7 +254,7 @@ TEST_CASE("router: equal logits tie wherever they stand in a row of any length")
             const Tensor row(Type::f32, logits);
             Tensor weight(Type::f32, 2);
             Index index(2, -1);
-            table().router(shape(1, experts, 2, score), row.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+            table().router(shape(1, experts, 2, score), row.src(), {}, {}, index.data(), weight.f32(), nullptr);
             INFO(name_of(score), " of ", experts, " experts, MOE_TEST_SEED=", seed());
             CHECK(index == Index{first, second});
             CHECK(weight.at(0) == weight.at(1));
@@ -278,8 +277,7 @@ TEST_CASE("router: where scores saturate or underflow the larger logits are chos
                 const Tensor row(Type::f32, logits);
                 Tensor weight(Type::f32, 6);
                 Index index(6, -1);
-                table().router(shape(1, experts, 6, score), row.src(), {}, nullptr, index.data(), weight.f32(),
-                               nullptr);
+                table().router(shape(1, experts, 6, score), row.src(), {}, {}, index.data(), weight.f32(), nullptr);
                 INFO(name_of(score), " of ", experts, " experts from ", lowest);
                 CHECK(index == Index(order.begin(), order.begin() + 6));
             }
@@ -291,17 +289,39 @@ TEST_CASE("router: where scores saturate groups go by their largest logit") {
     for (const Score score : {Score::softmax, Score::sigmoid}) {
         Tensor weight(Type::f32, 3);
         Index index(3, -1);
-        table().router(grouped(shape(1, 8, 3, score, true), 4, 2, 1), row.src(), {}, nullptr, index.data(),
-                       weight.f32(), nullptr);
+        table().router(grouped(shape(1, 8, 3, score, true), 4, 2, 1), row.src(), {}, {}, index.data(), weight.f32(),
+                       nullptr);
         CHECK(index == Index{6, 4, 7});
     }
+}
+
+TEST_CASE("router: a recorded choice is kept, in place too, and weighed by the logits") {
+    const RouterShape shapes[] = {shape(5, 8, 3, Score::softmax, true), shape(5, 8, 3, Score::sigmoid, false),
+                                  grouped(shape(5, 8, 3, Score::sigmoid, true), 4, 2, 2)};
+    for (const RouterShape& s : shapes)
+        for (const bool in_place : {false, true}) {
+            Random random("recorded");
+            const Tensor logits = random.tensor(Type::f32, 5 * 8);
+            Index recorded;
+            for (int t = 0; t < 5; ++t) recorded.insert(recorded.end(), {(t + 6) % 8, t, (t + 3) % 8});
+            Index index = in_place ? recorded : Index(15, -1);
+            Tensor weight(Type::f32, 15);
+            table().router(s, logits.src(), {}, {nullptr, in_place ? index.data() : recorded.data()}, index.data(),
+                           weight.f32(), nullptr);
+            CHECK(index == recorded);
+            for (std::int64_t t = 0; t < 5; ++t) {
+                const Vec want = weights_of(s, logits.values(t * 8, 8), recorded.data() + t * 3);
+                for (std::int64_t k = 0; k < 3; ++k)
+                    CHECK(weight.at(t * 3 + k) == doctest::Approx(want[static_cast<std::size_t>(k)]).epsilon(1e-6));
+            }
+        }
 }
 
 TEST_CASE("router: NaN logits still choose experts that exist") {
     const Tensor logits(Type::f32, 2 * 8); // all NaN
     Tensor weight(Type::f32, 2 * 3);
     Index index(6, -1);
-    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(),
+    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, {}, index.data(),
                    weight.f32(), nullptr);
     for (const int e : index) CHECK((e >= 0 && e < 8));
 }
@@ -312,7 +332,7 @@ TEST_CASE("router: scores that underflow give finite weights and gradients") {
         const Tensor logits(Type::f32, Vec(4, -250.0)), dweight(Type::f32, Vec{1.0, -1.0});
         Tensor weight(Type::f32, 2), dlogits(Type::f32, 4);
         Index index(2, -1);
-        table().router(s, logits.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+        table().router(s, logits.src(), {}, {}, index.data(), weight.f32(), nullptr);
         table().router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
         for (const double x : weight.values()) CHECK(std::isfinite(x));
         for (const double x : dlogits.values()) CHECK(std::isfinite(x));

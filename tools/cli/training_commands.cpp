@@ -103,6 +103,10 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         "step of the selection bias or none, in place of the plan's bias_update (likewise)");
     add(verb, "--balance", o.balance, "natural|forced",
         "natural, or forced: experts evenly loaded whatever the router says");
+    add(verb, "--record-routing", o.record_routing, "DIR",
+        "router replay: write which experts every token goes to, a file for each step");
+    add(verb, "--replay-routing", o.replay_routing, "DIR",
+        "router replay: send the same tokens to the recorded experts, under any plan; their weights are by the logits");
     add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
     add(verb, "--listen", o.listen, "ADDRESS",
         "address at which the process of rank 0 waits for the others (default: that of MASTER_ADDR)");

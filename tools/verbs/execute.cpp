@@ -115,7 +115,7 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
               o.shuffle, o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps, o.weight_decay,
               o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval,
               o.eval_batches, o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "),
-              fmt::join(o.lr_groups, " "), o.ema, o.rampup_batch_size);
+              fmt::join(o.lr_groups, " "), o.ema, o.rampup_batch_size, o.record_routing, o.replay_routing);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 
@@ -166,6 +166,7 @@ public:
         }
         set_weights(options_, trainer, data_, console_);
         require_one_start(trainer);
+        trainer.check_replay();
         if (first_ && !options_.metrics.empty())
             metrics_.emplace(options_.metrics, trainer.steps_done(), options_.resume);
         const RunFolder folder(first_ ? options_.run_dir : "");

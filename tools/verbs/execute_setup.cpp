@@ -89,6 +89,10 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.weight_decay = options.weight_decay;
     result.clip = options.grad_clip;
     result.ema = options.ema;
+    result.record_routing = options.record_routing;
+    result.replay_routing = options.replay_routing;
+    if (!options.record_routing.empty() && options.record_routing == options.replay_routing)
+        refuse("--record-routing {}: is the folder of --replay-routing", options.record_routing);
     if (!options.rampup_batch_size.empty()) result.ramp = train::batch_ramp(options.rampup_batch_size);
     result.rules.freeze = options.freeze;
     for (const std::string& text : options.lr_groups) result.rules.groups.push_back(train::rate_group(text));
@@ -119,6 +123,9 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     if (options.back_after < 0) refuse("--back-after {}: must be 0 (never) or more", options.back_after);
     if (!options.skip_bad_steps && (options.spike_norm > 0.0 || options.back_after > 0))
         refuse("{}: needs --skip-bad-steps", options.spike_norm > 0.0 ? "--spike-norm" : "--back-after");
+    if (options.back_after > 0 && !options.replay_routing.empty())
+        refuse("--back-after: goes on with other data than --replay-routing {} was recorded with",
+               options.replay_routing);
     if (options.back_after > 0 && options.save_interval == 0)
         refuse("--back-after: needs --checkpoint DIR and --save-interval N");
     return result;

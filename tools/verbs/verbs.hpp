@@ -94,6 +94,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t back_after = 0; // bad steps in a row behind which the run goes back to its checkpoint, 0 = never
     // Plan fields of these names, empty = as in the plan; where neither chooses a balance, plan::own_balance() does.
     std::string aux_loss, bias_update, balance, optimizer;
+    std::string record_routing, replay_routing; // folders of router replay, empty = none
     std::string lora, lora_alpha, lora_targets; // of plan::Lora
     std::int64_t seed = 1;
     std::string listen;            // address at which rank 0 waits for the others, empty = that of MASTER_ADDR

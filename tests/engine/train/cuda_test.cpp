@@ -6,7 +6,9 @@
 #include "engine/backends/cuda_module.hpp"
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
+#include "tests/support/folder.hpp"
 
 #include <fmt/format.h>
 
@@ -78,6 +80,48 @@ TEST_CASE("cuda: low-rank adapters move as on the CPU, in a graph too") {
         check_model(model, {{"lora", "8:8:attention"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
         check_model(model, {{"lora", "4"}, {"offload", "optimizer"}, {"recompute", "layernorm"}}, 1e-4);
         check_model(model, {{"lora", "8"}, {"precision", "bf16"}}, 2e-2, true);
+    }
+}
+
+TEST_CASE("cuda: router replay chooses what the CPU recorded, in a graph and recomputed too") {
+    for (const char* model : {"qwen3", "deepseek3", "gptoss"}) {
+        const Folder folder;
+        const std::string original = folder / "cpu", again = folder / "gpu";
+        const auto run = [&](const std::string& backend, const Fields& fields, bool turned, const std::string& record,
+                             const std::string& replay) {
+            train::TrainOptions options;
+            options.steps = 3;
+            options.lr = 1e-3;
+            options.eps = 1e-3;
+            options.backend = backend;
+            options.record_routing = record;
+            options.replay_routing = replay;
+            train::Trainer trainer(small_plan(model, 1, fields), options);
+            for (const auto& parameter : trainer.parameters()) {
+                const std::string& name = parameter.first;
+                if (!turned || (name.find("mlp.gate.weight") == std::string::npos &&
+                                name.find("mlp.router.weight") == std::string::npos))
+                    continue;
+                std::vector<float> weight = trainer.read_weight(name);
+                for (float& w : weight) w = -w;
+                trainer.write_weight(name, weight);
+            }
+            std::vector<double> results;
+            for (int step = 0; step < 3; ++step) {
+                const train::StepResult result = trainer.step(made_up_tokens(61));
+                results.insert(results.end(), {result.loss, result.grad_norm});
+            }
+            return results;
+        };
+        run("cpu", {}, false, original, "");
+        const std::vector<double> want = run("cpu", {}, true, "", original);
+        for (const Fields& fields : {Fields{}, Fields{{"cuda_graph", "full"}, {"mbs", "2"}},
+                                     Fields{{"recompute", "moe"}, {"capacity", "1"}}}) {
+            const std::vector<double> got = run("cuda", fields, true, again, original);
+            for (std::size_t i = 0; i < want.size(); ++i) CHECK(std::abs(got[i] / want[i] - 1.0) < 1e-4);
+            for (int step = 1; step <= 3; ++step)
+                CHECK(read_file(train::routing_file(again, step)) == read_file(train::routing_file(original, step)));
+        }
     }
 }
 

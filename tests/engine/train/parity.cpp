@@ -36,19 +36,30 @@ std::string tensor_disagreement(const char* what, const std::map<std::string, st
 
 } // namespace
 
-Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backend* table,
-                    const train::WeightRules& rules) {
+train::TrainOptions three_steps(std::uint64_t seed) {
     train::TrainOptions options;
     options.steps = 3;
     options.lr = 1e-3;
     options.seed = seed;
     options.permits = 2;
-    options.table = table;
-    options.rules = rules;
     // Adam divides by the root of the squared gradient: an epsilon of the gradients' own size keeps the update from
     // turning rounding errors of vanishing gradients into full-size steps.
     options.eps = 1e-3;
+    return options;
+}
+
+Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backend* table,
+                    const train::WeightRules& rules) {
+    train::TrainOptions options = three_steps(seed);
+    options.table = table;
+    options.rules = rules;
+    return train_three(plan, options);
+}
+
+Trained train_three(const plan::Plan& plan, const train::TrainOptions& options,
+                    const std::function<void(train::Trainer&)>& prepare) {
     train::Trainer trainer(plan, options);
+    if (prepare) prepare(trainer);
     const train::SampleSource source = made_up_samples(plan);
     Trained result;
     for (int step = 0; step < 3; ++step) {

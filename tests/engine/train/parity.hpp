@@ -4,6 +4,7 @@
 #include "tests/engine/train/samples.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -22,6 +23,11 @@ struct Trained {
 // seed: of the initial weights; table: a back end other than the CPU's; rules: frozen weights and groups of rates.
 Trained train_three(const moe::plan::Plan& plan, std::uint64_t seed = 1, const moe::ops::Backend* table = nullptr,
                     const moe::train::WeightRules& rules = {});
+
+// The options of those steps, and the same with other ones and what `prepare` does before the first step.
+moe::train::TrainOptions three_steps(std::uint64_t seed = 1);
+Trained train_three(const moe::plan::Plan& plan, const moe::train::TrainOptions& options,
+                    const std::function<void(moe::train::Trainer&)>& prepare = {});
 
 // Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a

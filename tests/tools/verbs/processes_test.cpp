@@ -57,13 +57,16 @@ TEST_CASE("processes take the steps that threads take, under the variables of ev
     const Folder folder;
     set_up(folder);
     const std::string how = "--steps 3 --valid-data text --eval-interval 2 --eval-batches 2 --json ";
-    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 " + how));
+    const Json threads =
+        document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --record-routing threads " + how));
     const std::pair<const char*, const char*> launchers[] = {
         {"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
     for (const auto& [rank, world] : launchers) {
         CAPTURE(rank);
-        folder.run(start(rank, world, how + "--run-dir run"));
+        folder.run(start(rank, world, how + "--run-dir run --replay-routing threads --record-routing processes"));
         CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+        for (const char* file : {"/step-00000001.safetensors", "/step-00000003.safetensors"})
+            CHECK(folder.read(std::string("processes") + file) == folder.read(std::string("threads") + file));
         const Json processes = Json::parse(folder.read("out.0"));
         for (int i = 0; i < 3; ++i) {
             CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);

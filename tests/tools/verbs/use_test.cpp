@@ -76,6 +76,36 @@ TEST_CASE("validation while training: in the log, the record and the history, an
           nearly(run["evaluations"][2]["loss"].get<double>()).epsilon(1e-4));
 }
 
+TEST_CASE("router replay: what one plan recorded another replays; what does not fit is refused before the run") {
+    const Folder folder;
+    set_up(folder);
+    const Json recorded = document(folder.run(execute("plan.json", 3, "--json --record-routing routes"))),
+               replayed = document(folder.run(execute("stages.json", 3, "--json --replay-routing routes")));
+    for (std::size_t i = 0; i < 3; ++i) {
+        for (const char* field : {"loss", "grad_norm"})
+            CHECK(replayed["steps"][i][field].get<double>() ==
+                  nearly(recorded["steps"][i][field].get<double>()).epsilon(1e-5));
+        for (std::size_t layer = 0; layer < recorded["steps"][i]["routers"].size(); ++layer)
+            CHECK(replayed["steps"][i]["routers"][layer]["load_entropy"] ==
+                  recorded["steps"][i]["routers"][layer]["load_entropy"]);
+    }
+    const std::string kept = " --replay-routing routes --run-dir run --metrics h --checkpoint c";
+    check_line(folder.run(execute("stages.json", 4, kept)), 2,
+               "routes/step-00000004.safetensors: is missing: --replay-routing needs a file for each step");
+    CHECK(!folder.holds("run"));
+    CHECK(!folder.holds("h"));
+    check_line(folder.run(execute("stages.json", 3, "--replay-routing routes --record-routing routes")), 2,
+               "--record-routing routes: is the folder of --replay-routing");
+    check_line(folder.run(execute("stages.json", 3, "--replay-routing routes --balance forced")), 2,
+               "--replay-routing routes: balance = forced chooses the experts itself");
+    check_line(folder.run(execute("stages.json", 3,
+                                  "--replay-routing routes --skip-bad-steps --checkpoint c --save-interval 1 "
+                                  "--back-after 2")),
+               2, "--back-after: goes on with other data than --replay-routing routes was recorded with");
+    check_line(folder.run("moe-plan execute stages.json --data other --steps 3 --replay-routing routes"), 2,
+               "tokens_crc32c: ");
+}
+
 TEST_CASE("bad steps are skipped, told and counted; an export takes the tokenizer along") {
     const Folder folder;
     set_up(folder);
