@@ -202,11 +202,13 @@ struct ColumnsShape {
 };
 
 // The norms of queries and of keys over all heads at once: a row of `width` holds `queries` and then `keys` columns, of
-// all_queries and all_keys on all ranks together. squares[tokens, 2] are those of the latter.
+// all_queries and all_keys on all ranks together. squares[tokens, 2] are those of the latter: where several ranks hold
+// the same key head, each counts key_share of its sums.
 struct HeadsNormShape {
     std::int64_t tokens = 0, queries = 0, keys = 0, width = 0;
     std::int64_t all_queries = 0, all_keys = 0;
     double eps = 1e-6;
+    float key_share = 1.0f;
 };
 
 // A row of x holds `front` columns and `heads` value heads of `dim` behind them; from_keys: it ends with the front,

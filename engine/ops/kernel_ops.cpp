@@ -37,7 +37,8 @@ void rmsnorm_grad(const OpContext& c) {
 
 HeadsNormShape heads_norm_shape(const OpContext& c) {
     const program::HeadsNormAttr& a = std::get<program::HeadsNormAttr>(c.op.attr);
-    return {a.tokens, a.queries, a.keys, c.input(0).elements() / a.tokens, a.all_queries, a.all_keys, a.eps};
+    return {a.tokens,      a.queries,  a.keys, c.input(0).elements() / a.tokens,
+            a.all_queries, a.all_keys, a.eps,  static_cast<float>(a.key_share)};
 }
 
 void heads_squares(const OpContext& c) {
@@ -122,7 +123,7 @@ void gemm(const OpContext& c) {
     GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
                     a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
     if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
-    if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * a.n;
+    if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * (a.ldc != 0 ? a.ldc : a.n);
     shape.m /= a.runs;
     for (std::int64_t run = 0; run < a.runs; ++run) {
         if (is_fp8(c, 0))

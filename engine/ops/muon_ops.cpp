@@ -67,7 +67,9 @@ void orthogonalize(const OpContext& context, const Muon& muon, const Muon::Matri
                                      src(context, 0) + (part * muon.window + at),
                                      product.x() + (split_rows ? part * slice : 0), context.stream);
     product.run();
-    const int member = bucket.domain == plan::Domain::dense ? context.position.tensor : context.position.expert_tensor;
+    const int member = bucket.cut == plan::axis::key_parts    ? context.position.key_part
+                       : bucket.domain == plan::Domain::dense ? context.position.tensor
+                                                              : context.position.expert_tensor;
     Src own = product.x() + (split_rows ? member * slice : 0);
     if (split_cols) {
         context.kernels.copy_columns({m.rows, m.cols, cols, member * m.cols, m.cols, 0, false}, product.x(),

@@ -19,6 +19,7 @@ struct RankPosition {
     int context = 0;       // index in the CP group
     int expert = 0;        // index in the EP group
     int expert_tensor = 0; // index in the ETP group
+    int key_part = 0;      // index among the TP ranks that hold all key heads between them
 };
 
 struct OpContext {

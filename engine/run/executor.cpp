@@ -21,10 +21,12 @@ Executor::Executor(const program::Program& program, const device::Arena& arena, 
       communicator_(communicator),
       mesh_(mesh),
       replayed_(replayed) {
-    position_ = {rank, mesh.coordinate(plan::Domain::dense, plan::axis::tensor, rank),
+    position_ = {rank,
+                 mesh.coordinate(plan::Domain::dense, plan::axis::tensor, rank),
                  mesh.coordinate(plan::Domain::dense, plan::axis::context, rank),
                  mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank),
-                 mesh.coordinate(plan::Domain::expert, plan::axis::tensor, rank)};
+                 mesh.coordinate(plan::Domain::expert, plan::axis::tensor, rank),
+                 mesh.coordinate(plan::Domain::dense, plan::axis::key_parts, rank)};
     for (const program::Bucket& bucket : program.buckets)
         bucket_offset_.push_back(
             bucket.group_size > 1 ? mesh.index(bucket.group, rank) * (bucket.elements / bucket.group_size) : 0);

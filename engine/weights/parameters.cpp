@@ -57,7 +57,7 @@ std::vector<LocalParameter> local_parameters(const program::Program& program, co
     }
     for (const program::Parameter& p : program.parameters) {
         const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
-        const int part = mesh.coordinate(p.domain, plan::axis::tensor, rank);
+        const int part = mesh.coordinate(p.domain, p.cut, rank);
         const int expert = p.local_expert < 0 ? -1
                                               : mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank) *
                                                         local_experts[p.name] +

@@ -66,6 +66,7 @@ struct Part {
     std::int64_t from, cols, all;
     const float* weight;
     int place; // among the sums of a row
+    float share;
 
     float rstd(const HeadsNormShape& s, float squares) const {
         return 1.0f / std::sqrt(squares / static_cast<float>(all) + static_cast<float>(s.eps));
@@ -79,14 +80,15 @@ std::array<Part, 2> parts_of(const HeadsNormShape& s, Src wq, Src wk) {
     const float *q = nullptr, *k = nullptr;
     if (wq.data != nullptr) q = read(wq, 0, s.queries, scratch(Slot::a, s.queries));
     if (wk.data != nullptr) k = read(wk, 0, s.keys, scratch(Slot::b, s.keys));
-    return {Part{0, s.queries, s.all_queries, q, 0}, Part{s.queries, s.keys, s.all_keys, k, 1}};
+    return {Part{0, s.queries, s.all_queries, q, 0, 1.0f}, Part{s.queries, s.keys, s.all_keys, k, 1, s.key_share}};
 }
 
 void heads_squares(const HeadsNormShape& s, Src x, float* squares, void*) {
     float* wide = scratch(Slot::c, s.width);
     for (std::int64_t r = 0; r < s.tokens; ++r) {
         const float* row = read(x, r * s.width, s.width, wide);
-        for (const Part& part : parts_of(s, {}, {})) squares[2 * r + part.place] = part.of(row).square().sum();
+        for (const Part& part : parts_of(s, {}, {}))
+            squares[2 * r + part.place] = part.share * part.of(row).square().sum();
     }
 }
 
@@ -107,7 +109,8 @@ void heads_along(const HeadsNormShape& s, Src dy, Src x, Src wq, Src wk, float* 
     for (std::int64_t r = 0; r < s.tokens; ++r) {
         const float* grad = read(dy, r * s.width, s.width, wide_dy);
         const float* in = read(x, r * s.width, s.width, wide_x);
-        for (const Part& part : parts) along[2 * r + part.place] = (part.of(grad) * part.weights() * part.of(in)).sum();
+        for (const Part& part : parts)
+            along[2 * r + part.place] = part.share * (part.of(grad) * part.weights() * part.of(in)).sum();
     }
 }
 

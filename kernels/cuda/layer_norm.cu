@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(threads)
         sum += dy.data != nullptr ? load(dy, at) * load(w, c) * value : value * value;
     }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) sums[2 * row + i] = sum;
+    if (threadIdx.x == 0) sums[2 * row + i] = i == 0 ? sum : s.key_share * sum;
 }
 
 __global__ void __launch_bounds__(threads)

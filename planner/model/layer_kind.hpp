@@ -92,6 +92,9 @@ struct Attention {
 
     // Weights of the norms of queries and of keys.
     std::int64_t q_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? heads : 1); }
+    // Whether each key head lies on several ranks of tensor parallelism, and the key heads of one rank.
+    bool replicates_keys(int tp) const { return kind == AttentionKind::gqa && kv_heads < tp; }
+    int key_heads_of(int tp) const { return replicates_keys(tp) ? 1 : kv_heads / tp; }
     std::int64_t k_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? kv_heads : 1); }
     bool sparse() const { return kind == AttentionKind::mla && indexer_top_k > 0; }
     bool indexes() const { return sparse() && !shares_index; }

@@ -25,7 +25,7 @@ PlanFault check_widths(const Plan& plan) {
         widths.push_back({"width of the attention's output per rank", heads * a.v_dim});
         if (a.kind == model::AttentionKind::gqa)
             widths.push_back({"width of queries, keys and values per rank",
-                              heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + (a.k_eq_v ? 0 : a.v_dim))});
+                              heads * a.qk_dim + a.key_heads_of(plan.tp) * (a.qk_dim + (a.k_eq_v ? 0 : a.v_dim))});
         if (a.kind == model::AttentionKind::mla)
             widths.insert(widths.end(),
                           {{"q_lora_rank", a.q_lora},
@@ -78,6 +78,12 @@ PlanFault check_executable_precision(const Plan& plan) {
                      "offload = {}: weights of fp8-blockwise are quantized from their masters as a step begins, which "
                      "must lie on the device: leave optimizer out",
                      offload::to_string(plan.offload));
+    if (key_replicas(plan) > 1)
+        return fault(
+            "precision",
+            "precision = fp8-blockwise: tp = {} is above the {} key heads of {}, whose products are apart from "
+            "those of queries and have no FP8: use --precision bf16 or a tp of at most {}",
+            plan.tp, plan.tp / key_replicas(plan), plan.model->name, plan.tp / key_replicas(plan));
     return check_widths(plan);
 }
 

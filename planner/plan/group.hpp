@@ -20,6 +20,11 @@ inline constexpr std::uint16_t any_context = context | context_inner | context_o
 // the same shard. Groups along `data` hold both.
 inline constexpr std::uint16_t shards = 128, replicas = 256;
 inline constexpr std::uint16_t any_data = data | shards | replicas;
+// The parts of the dense tensor axis where TP is above the number of key heads: members that hold the same key head,
+// next to each other, and those of one place in every such group, which hold all heads between them. Groups along
+// `tensor` hold both.
+inline constexpr std::uint16_t key_replicas = 512, key_parts = 1024;
+inline constexpr std::uint16_t any_tensor = tensor | key_replicas | key_parts;
 } // namespace axis
 
 // A communication group, the same words for every rank: the ranks that differ from mine only along `axes`.

@@ -87,6 +87,8 @@ std::string to_string(Group group) {
         const char* dense;
         const char* expert;
     } names[] = {{axis::tensor, "tp", "etp"},
+                 {axis::key_replicas, "tp_key_replicate", ""},
+                 {axis::key_parts, "tp_key_shard", ""},
                  {axis::expert, "", "ep"},
                  {axis::data, "dp", "edp"},
                  {axis::shards, "dp_shard", "edp_shard"},
@@ -118,6 +120,14 @@ int weight_replicas(const Plan& plan, Domain domain) {
     return plan.edp % plan.fsdp_replicas == 0 ? plan.fsdp_replicas : 1;
 }
 
+int key_replicas(const Plan& plan) {
+    int replicas = 1;
+    if (plan.model == nullptr) return replicas;
+    for (const model::LayerKind& kind : plan.model->kinds)
+        if (kind.attention.replicates_keys(plan.tp)) replicas = std::max(replicas, plan.tp / kind.attention.kv_heads);
+    return replicas;
+}
+
 std::int64_t Plan::attention_rows() const {
     const int trading = cp_comm == ContextComm::alltoall ? cp : context_inner(*this);
     return tokens_gathered() * trading;
@@ -134,6 +144,11 @@ int group_size(const Plan& plan, Group group) {
     const bool dense = group.domain == Domain::dense;
     int size = 1;
     if (group.axes & axis::tensor) size *= dense ? plan.tp : plan.etp;
+    if ((group.axes & (axis::key_replicas | axis::key_parts)) != 0 && dense) {
+        const int copies = key_replicas(plan);
+        if (group.axes & axis::key_replicas) size *= copies;
+        if (group.axes & axis::key_parts) size *= plan.tp / copies;
+    }
     if (group.axes & axis::context) size *= dense ? plan.cp : 1;
     if (group.axes & axis::context_inner) size *= context_inner(plan);
     if (group.axes & axis::context_outer) size *= plan.cp / context_inner(plan);
@@ -159,7 +174,10 @@ Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
     for (const Word& word : sequence(plan)) {
         for (int d = 0; d < 2; ++d) {
             if (word.bit == axis::pipeline) pipeline_stride[d] = stride[d];
-            if (word.bit == axis::context && d == 0 && plan.cp_comm == ContextComm::hierarchical) {
+            if (const int copies = d == 0 && word.bit == axis::tensor ? key_replicas(plan) : 1; copies > 1) {
+                axes_[d].push_back({axis::tensor | axis::key_replicas, copies, stride[d]});
+                axes_[d].push_back({axis::tensor | axis::key_parts, plan.tp / copies, stride[d] * copies});
+            } else if (word.bit == axis::context && d == 0 && plan.cp_comm == ContextComm::hierarchical) {
                 const int inner = context_inner(plan);
                 axes_[d].push_back({axis::context | axis::context_inner, inner, stride[d]});
                 axes_[d].push_back({axis::context | axis::context_outer, plan.cp / inner, stride[d] * inner});

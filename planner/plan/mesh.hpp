@@ -18,6 +18,10 @@ int context_inner(const Plan& plan);
 // Experts that EDP does not hold several times have one.
 int weight_replicas(const Plan& plan, Domain domain);
 
+// Ranks of a TP group that hold the same key head, where TP is above the number of key heads of a layer kind; 1 where
+// it is above none. check_plan() sees to it that all such kinds agree.
+int key_replicas(const Plan& plan);
+
 // Degree of a group in a plan.
 int group_size(const Plan& plan, Group group);
 

@@ -9,6 +9,7 @@
 #include "planner/plan/plan_choices.hpp"
 #include "planner/plan/plan_limits.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <array>
@@ -62,12 +63,25 @@ PlanFault check_factorings(const Plan& plan) {
     return {};
 }
 
+// Each key head lies on one TP rank or, where there are fewer of them than ranks, on equally many.
+PlanFault check_key_heads(const Plan& plan, const model::Attention& attention) {
+    const bool several = attention.replicates_keys(plan.tp) && stack_traits(plan).replicates_key_heads;
+    if (!several || plan.tp % attention.kv_heads != 0)
+        return divides(attention.kv_heads, "num_key_value_heads", plan.tp, "tp", "kv_heads % tp");
+    if (plan.tp / attention.kv_heads == key_replicas(plan)) return {};
+    return fault(
+        "kv_heads % tp",
+        "tp = {}: layers of {} and of {} key heads would hold each head on {} and on {} ranks: choose tp from the "
+        "divisors of the larger number of heads",
+        plan.tp, attention.kv_heads, plan.tp / key_replicas(plan), plan.tp / attention.kv_heads, key_replicas(plan));
+}
+
 PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
     switch (attention.kind) {
     case model::AttentionKind::gqa:
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
             return found;
-        return divides(attention.kv_heads, "num_key_value_heads", plan.tp, "tp", "kv_heads % tp");
+        return check_key_heads(plan, attention);
     case model::AttentionKind::mla:
         return divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp");
     case model::AttentionKind::gated_delta:

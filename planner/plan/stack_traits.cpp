@@ -25,6 +25,7 @@ constexpr StackTraits own{
     .plans_worst_case_rows = true,
     .counts_load = true,
     .retries_overflow = true,
+    .replicates_key_heads = true,
     .peer_memory_dispatch = true,
     .offloads_planned_rows = true,
     .runs_in_arena = true,

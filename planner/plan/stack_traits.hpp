@@ -47,6 +47,8 @@ struct StackTraits {
     bool counts_load = false;
     // Routed rows beyond Plan::capacity are counted, and the step is run again with more room (overflow_retry.hpp).
     bool retries_overflow = false;
+    // TP may be above the number of key heads, each of which then lies on several ranks (plan::axis::key_replicas).
+    bool replicates_key_heads = false;
     // Dispatcher hybridep moves tokens over memory that peers share, by ops of its own; otherwise it is only priced.
     bool peer_memory_dispatch = false;
     // Offload takes tensors of every size, and copies of routed rows move all planned rows.

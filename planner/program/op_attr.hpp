@@ -60,6 +60,7 @@ struct HeadsNormAttr {
     std::int64_t tokens = 0, queries = 0, keys = 0; // columns of this rank's query and key heads
     std::int64_t all_queries = 0, all_keys = 0;     // columns of those of all TP ranks
     double eps = 1e-6;
+    double key_share = 1.0; // of a key head's sums that each of the TP ranks with this head counts
 };
 struct ScaleAttr {
     double factor = 1.0;

@@ -32,8 +32,11 @@ struct Parameter {
     int local_expert = -1; // expert parameters: global index = ep coordinate * experts per rank + local_expert
     plan::Domain domain = plan::Domain::dense;
     std::int64_t rows = 0, cols = 1; // global shape of the matrix (vectors: cols = 1)
-    int shard_dim = -1;              // -1 replicated, 0 rows, 1 columns; over TP (dense) or ETP (expert)
-    std::int64_t padded_rows = 0;    // embedding and head: rows after padding to the TP degree; = rows otherwise
+    int shard_dim = -1;              // -1 replicated, 0 rows, 1 columns; over `cut`
+    // The axis of its domain over which it is sharded: TP (dense) or ETP (expert); of keys and values that several TP
+    // ranks hold, TP's key_parts.
+    std::uint16_t cut = plan::axis::tensor;
+    std::int64_t padded_rows = 0; // embedding and head: rows after padding to the TP degree; = rows otherwise
     Init init = Init::normal;
     double init_std = 0.02; // of normal deviates; 0: zeros
     bool copy = false;      // another pipeline rank holds the same weight and speaks for it (tied embeddings)
@@ -49,6 +52,7 @@ struct Bucket {
     plan::Domain domain = plan::Domain::dense;
     plan::Group group; // axes 0 when its size is 1
     int group_size = 1;
+    std::uint16_t cut = 0; // the axis over which its weights are sharded inside their domain, see Parameter; 0: none
     // Ranks that hold the same elements: HSDP's copies of a shard, or all that hold frozen weights; axes 0: none does.
     plan::Group replicas;
     int chunk = 0;

@@ -127,6 +127,7 @@ std::vector<PlanWord> facts() {
         {"derived.cp_sizes", TextWord{[](const Plan& p) {
              return fmt::format("[{},{}]", plan::context_inner(p), p.cp / plan::context_inner(p));
          }}},
+        {"derived.key_replicas", NumberWord{[](const Plan& p) { return double(plan::key_replicas(p)); }}},
         {"derived.bf16_layers_fit", NameWord{bf16_layers_fit}},
         {"derived.expert_precision_is_precision",
          NameWord{[](const Plan& p) { return on_off(p.experts() == p.precision); }}},

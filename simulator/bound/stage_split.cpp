@@ -69,6 +69,7 @@ FastBoundModel::Stages FastBoundModel::stages_of(const plan::Plan& plan) {
         for (const passes::BucketSize& b : buckets(plan, stage.stage, stage.segments)) {
             memory.add_states(plan, b);
             memory.groups |= estimate::group_bit(b.group);
+            if (b.is_muon() && b.parts > 1) memory.groups |= estimate::group_bit({b.domain, b.cut});
             if (b.frozen) continue;
             // Muon's buckets are left out: what they take by themselves is no part of AdamW's family.
             if (!b.is_muon()) updated += passes::step_op(plan, b, passes::StepWork::update).bytes;

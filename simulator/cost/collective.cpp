@@ -57,7 +57,8 @@ Placement find_placement(const plan::Plan& plan, plan::Group group) {
 } // namespace
 
 Placement Routes::placement(const plan::Plan& plan, plan::Group group) const {
-    const MeshKey mesh{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp, plan.fsdp_replicas},
+    const MeshKey mesh{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp, plan.fsdp_replicas,
+                        plan::key_replicas(plan)},
                        plan.rank_order};
     const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
     {

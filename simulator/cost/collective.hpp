@@ -35,7 +35,7 @@ private:
     const machine::Hardware& hardware_;
     mutable std::mutex mutex_;
     mutable std::map<Placement, Set> sets_;
-    using MeshKey = std::pair<std::array<int, 9>, std::string>;
+    using MeshKey = std::pair<std::array<int, 10>, std::string>;
     mutable std::map<MeshKey, std::map<std::pair<int, int>, Placement>> placements_; // by mesh, then domain and axes
 };
 

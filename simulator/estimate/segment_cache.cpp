@@ -35,8 +35,9 @@ Placements SegmentCache::placements(const plan::Plan& plan) const {
     Placements places{at(emit::groups::tensor), at(emit::groups::context), at(emit::groups::expert),
                       at(emit::groups::expert_tensor), at(emit::groups::dispatch)};
     if (plan.reshards()) {
-        places[5] = at(emit::gradient_group(plan, plan::Domain::dense, true));
-        places[6] = at(emit::gradient_group(plan, plan::Domain::expert, true));
+        places[5] = at(emit::gradient_group(plan, plan::Domain::dense, plan::axis::tensor));
+        places[6] = at(emit::gradient_group(plan, plan::Domain::expert, plan::axis::tensor));
+        places[10] = at(emit::gradient_group(plan, plan::Domain::dense, plan::axis::key_parts));
     }
     if (plan.cp_comm == plan::ContextComm::hierarchical) {
         places[8] = at(emit::groups::context_inner);

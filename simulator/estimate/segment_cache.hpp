@@ -23,9 +23,18 @@ namespace moe::estimate {
 bool has_experts(const plan::Plan& plan, SegmentId id);
 unsigned parts_of(const plan::Plan& plan, SegmentId id); // plan::part
 
-// Each group of either domain has a bit of its own, since axes are five bits.
+// Each group of either domain has a bit of its own, since axes are five bits. Groups along the parts of TP where key
+// heads have replicas are three, which have those of no other group.
+inline constexpr std::array<std::pair<int, std::uint16_t>, 3> key_groups{
+    {{plan::axis::expert | plan::axis::tensor, plan::axis::key_parts},
+     {plan::axis::expert | plan::axis::context | plan::axis::tensor,
+      plan::axis::key_replicas | plan::axis::context | plan::axis::data},
+     {plan::axis::expert | plan::axis::pipeline | plan::axis::tensor,
+      plan::axis::key_replicas | plan::axis::context | plan::axis::shards}}};
 inline std::uint64_t group_bit(plan::Group group) {
     if (group.axes == 0) return 0;
+    for (const auto& [bit, axes] : key_groups)
+        if (group.axes == axes) return std::uint64_t{1} << bit;
     // The parts of the context and of the data axis stand where no group is: beside the axis that the domain has not.
     const int absent = group.domain == plan::Domain::dense ? plan::axis::expert : plan::axis::context;
     const int axes = group.axes == plan::axis::context_inner   ? plan::axis::expert
@@ -38,6 +47,8 @@ inline std::uint64_t group_bit(plan::Group group) {
 }
 // The group of one bit.
 inline plan::Group group_of_bit(int bit) {
+    for (const auto& [place, axes] : key_groups)
+        if (bit == place) return {plan::Domain::dense, axes};
     const int axes = bit % 32;
     if (bit == plan::axis::expert) return {plan::Domain::dense, plan::axis::context_inner};
     if (bit == (plan::axis::expert | plan::axis::context)) return {plan::Domain::dense, plan::axis::context_outer};
@@ -66,9 +77,9 @@ struct SegmentKey {
 };
 
 // The placements of the groups of a segment's communication: tensor, context, expert, expert tensor, dispatch; then,
-// where the plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, and the
-// ranks that share a micro-batch.
-using Placements = std::array<cost::Placement, 10>;
+// where the plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, the ranks
+// that share a micro-batch, the parts of CP, and the ranks that shard replicated key heads.
+using Placements = std::array<cost::Placement, 11>;
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
 class SegmentCache {

@@ -165,6 +165,7 @@ estimate::StageMemory stage_memory(estimate::SegmentCache& cache, const plan::Pl
     for (const passes::BucketSize& b : estimate::stage_buckets(cache, plan, shape.stage, shape.segments)) {
         m.add_states(plan, b);
         m.groups |= estimate::group_bit(b.group);
+        if (b.is_muon() && b.parts > 1) m.groups |= estimate::group_bit({b.domain, b.cut});
     }
     m.add_tables(plan, shape.stage);
     if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= estimate::group_bit(emit::groups::samples);

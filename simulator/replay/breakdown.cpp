@@ -18,7 +18,7 @@ Exposed category(const program::Op& op) {
     if (op.group.axes & plan::axis::any_data) return Exposed::data;
     if (op.group.domain == plan::Domain::expert) return Exposed::expert;
     if (op.group.axes & plan::axis::any_context) return Exposed::context;
-    if (op.group.axes & plan::axis::tensor) return Exposed::tensor;
+    if (op.group.axes & plan::axis::any_tensor) return Exposed::tensor;
     return op.module == program::Module::data_parallel ? Exposed::data : Exposed::none;
 }
 

@@ -20,7 +20,7 @@ const char* axis_of(const program::Op& op) {
     if (op.group.axes & plan::axis::any_data) return "data";
     if (op.group.domain == plan::Domain::expert) return "expert";
     if (op.group.axes & plan::axis::any_context) return "context";
-    if (op.group.axes & plan::axis::tensor) return "tensor";
+    if (op.group.axes & plan::axis::any_tensor) return "tensor";
     return "data"; // The gradient norm's group is the whole job.
 }
 

@@ -27,20 +27,47 @@ double bytes_of_rows(const Builder& b, program::TensorId id, std::int64_t rows) 
     return b.at(id).expected_bytes() * static_cast<double>(rows) / static_cast<double>(b.at(id).rows);
 }
 
+// One weight of a linear layer: its columns of y, `stride` 0 where these are all.
+struct ColumnsOf {
+    const Weight& weight;
+    std::int64_t from = 0, stride = 0;
+    double share = 1.0; // of y
+};
+
+template <class Visit>
+void each_weight(const Linear& linear, Visit visit) {
+    if (!linear.beside) return visit(ColumnsOf{linear.weight});
+    const std::int64_t width = linear.width();
+    const double share = static_cast<double>(linear.weight.n) / static_cast<double>(width);
+    visit(ColumnsOf{linear.weight, 0, width, share});
+    visit(ColumnsOf{*linear.beside, linear.weight.n, width, 1.0 - share});
+}
+
 // Computes attr.m rows of y from as many of x; attr says which.
 void forward_rows(Builder& b, const Linear& linear, program::TensorId x, program::TensorId y, program::GemmAttr attr) {
-    attr.n = linear.weight.n;
-    attr.k = linear.weight.k;
-    attr.transpose_b = true;
-    b.gemm(x, linear.weight.value, y, attr).bytes =
-        bytes_of_rows(b, x, attr.m) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, y, attr.m);
+    each_weight(linear, [&](const ColumnsOf& part) {
+        attr.n = part.weight.n;
+        attr.k = part.weight.k;
+        attr.transpose_b = true;
+        attr.ldc = part.stride;
+        attr.c_offset = part.from;
+        b.gemm(x, part.weight.value, y, attr).bytes = bytes_of_rows(b, x, attr.m) +
+                                                      b.at(part.weight.value).expected_bytes() +
+                                                      part.share * bytes_of_rows(b, y, attr.m);
+    });
 }
 
 void dgrad_rows(Builder& b, const Linear& linear, program::TensorId dy, program::TensorId dx, program::GemmAttr attr) {
-    attr.n = linear.weight.k;
-    attr.k = linear.weight.n;
-    b.gemm(dy, linear.weight.value, dx, attr).bytes =
-        bytes_of_rows(b, dy, attr.m) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, dx, attr.m);
+    each_weight(linear, [&](const ColumnsOf& part) {
+        attr.n = part.weight.k;
+        attr.k = part.weight.n;
+        attr.lda = part.stride;
+        attr.a_offset = part.from;
+        attr.accumulate = part.from > 0;
+        b.gemm(dy, part.weight.value, dx, attr).bytes = part.share * bytes_of_rows(b, dy, attr.m) +
+                                                        b.at(part.weight.value).expected_bytes() +
+                                                        (attr.accumulate ? 2.0 : 1.0) * bytes_of_rows(b, dx, attr.m);
+    });
 }
 
 program::GemmAttr rows_of(std::int64_t rows) {
@@ -60,18 +87,23 @@ program::GemmAttr ring_rows(const Builder& b, std::int64_t rows, int step) {
 // dW += dy^T x; `dy` in one piece, or in those that a ring over TP brings.
 void wgrad(Builder& b, const Linear& linear, const std::vector<program::TensorId>& dy, program::TensorId x) {
     b.phase = program::Phase::wgrad;
-    program::GemmAttr attr;
-    attr.m = linear.weight.n;
-    attr.n = linear.weight.k;
-    attr.k = linear.rows;
-    attr.transpose_a = true;
-    attr.accumulate =
-        b.at(linear.weight.gradient).storage == program::Storage::gradient; // FSDP's are new in every backward
-    program::Op& op = b.gemm(dy.front(), x, linear.weight.gradient, attr);
-    for (std::size_t i = 1; i < dy.size(); ++i) {
-        op.in.push_back(dy[i]);
-        op.bytes += b.at(dy[i]).expected_bytes();
-    }
+    each_weight(linear, [&](const ColumnsOf& part) {
+        program::GemmAttr attr;
+        attr.m = part.weight.n;
+        attr.n = part.weight.k;
+        attr.k = linear.rows;
+        attr.transpose_a = true;
+        attr.lda = part.stride;
+        attr.a_offset = part.from;
+        attr.accumulate =
+            b.at(part.weight.gradient).storage == program::Storage::gradient; // FSDP's are new in every backward
+        program::Op& op = b.gemm(dy.front(), x, part.weight.gradient, attr);
+        op.bytes -= (1.0 - part.share) * b.at(dy.front()).expected_bytes();
+        for (std::size_t i = 1; i < dy.size(); ++i) {
+            op.in.push_back(dy[i]);
+            op.bytes += b.at(dy[i]).expected_bytes();
+        }
+    });
     b.phase = program::Phase::dgrad;
 }
 
@@ -82,12 +114,14 @@ program::TensorId with_adapter(Builder& b, Linear& linear, program::TensorId x, 
     if (!linear.adapter) return y;
     Adapter& adapter = *linear.adapter;
     const std::string name = linear.name + ".lora";
-    const Linear a{adapter.a, name + "_a"}, up{adapter.b, name + "_b"};
+    const Linear a{adapter.a, name + "_a"};
+    Linear up{adapter.b, name + "_b"};
+    up.beside = adapter.beside;
     const program::TensorId low = b.activation(a.name, b.at(x).rows, adapter.a.n);
     forward_rows(b, a, x, low, rows_of(b.at(x).rows));
     adapter.low = b.scale(low, b.plan().lora.scale(), name + "_scaled");
     if (linear.gather) adapter.low = b.gather_tokens(adapter.low, name + "_full");
-    const program::TensorId delta = b.tensor(up.name, b.at(y).dtype, b.at(y).rows, adapter.b.n);
+    const program::TensorId delta = b.tensor(up.name, b.at(y).dtype, b.at(y).rows, up.width());
     forward_rows(b, up, adapter.low, delta, rows_of(b.at(y).rows));
     return b.add(y, delta, name);
 }
@@ -97,8 +131,10 @@ program::TensorId adapter_backward(Builder& b, const Linear& linear, program::Te
     if (!linear.adapter) return dx;
     const Adapter& adapter = *linear.adapter;
     const std::string name = linear.name + ".lora";
-    const Linear a{adapter.a, name + "_a", false, false, true, {}, linear.saved, b.at(linear.saved).rows};
-    const Linear up{adapter.b, name + "_b", false, false, true, {}, adapter.low, b.at(adapter.low).rows};
+    Linear a{adapter.a, name + "_a"}, up{adapter.b, name + "_b"};
+    a.saved = linear.saved, a.rows = b.at(linear.saved).rows;
+    up.saved = adapter.low, up.rows = b.at(adapter.low).rows;
+    up.beside = adapter.beside;
     program::TensorId dlow = b.activation(up.name + ".din", up.rows, adapter.b.k);
     dgrad_rows(b, up, dy, dlow, rows_of(up.rows));
     if (linear.gather) dlow = b.scatter_tokens(dlow, up.name + ".din_local");
@@ -165,8 +201,15 @@ std::optional<Adapter> adapter_of(Builder& b, const std::string& key, std::int64
 }
 
 void bind(Builder& b, Linear& linear, const std::string& key, std::int64_t n, std::int64_t k) {
-    linear.weight = b.weight(key, n, k);
-    linear.adapter = adapter_of(b, key, n, k);
+    const std::string other = key + ParameterSet::beside;
+    const std::int64_t beside = b.parameters().elements(other) / k;
+    linear.weight = b.weight(key, n - beside, k);
+    linear.adapter = adapter_of(b, key, n - beside, k);
+    linear.beside = std::nullopt;
+    if (beside == 0) return;
+    linear.beside = b.weight(other, beside, k);
+    if (linear.adapter)
+        linear.adapter->beside = b.weight(key + ".lora_b" + ParameterSet::beside, beside, b.plan().lora.rank);
 }
 
 program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype) {
@@ -175,7 +218,7 @@ program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x
     if (linear.gather && !ring) operand = b.gather_tokens(operand, linear.name + ".in_full");
     const std::int64_t piece = b.at(operand).rows;
     linear.rows = ring ? piece * b.plan().tp : piece;
-    const program::TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
+    const program::TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.width());
     if (!ring) {
         forward_rows(b, linear, operand, y, rows_of(piece));
         return with_adapter(b, linear, x, y);

@@ -26,6 +26,7 @@ program::TensorId dequantize(Builder& b, program::TensorId x, const std::string&
 struct Adapter {
     Weight a, b;
     program::TensorId low = program::no_tensor; // alpha / rank * x A^T, of the rows of y: what B's wgrad reads
+    std::optional<Weight> beside = {};          // B of Linear::beside
 };
 
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
@@ -39,11 +40,15 @@ struct Linear {
     bool shared_input = false;
     bool quantize = true; // router and gates stay in the activation precision
     std::optional<Adapter> adapter = {};
-    program::TensorId saved = program::no_tensor; // local input that wgrad reads
-    std::int64_t rows = 0;                        // rows of y
+    // A second weight of the same input, whose columns of y lie behind those of `weight`: of what ParameterSet keeps
+    // under key + beside.
+    std::optional<Weight> beside = {};
+    program::TensorId saved = program::no_tensor;                              // local input that wgrad reads
+    std::int64_t rows = 0;                                                     // rows of y
+    std::int64_t width() const { return weight.n + (beside ? beside->n : 0); } // columns of y
 };
 program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype);
-// Gives a linear layer the weight [n, k] of a key, with the adapter that is declared for it.
+// Gives a linear layer the weights of a key, [n, k] together, with the adapter that is declared for them.
 void bind(Builder& b, Linear& linear, const std::string& key, std::int64_t n, std::int64_t k);
 std::optional<Adapter> adapter_of(Builder& b, const std::string& key, std::int64_t n, std::int64_t k, int copies = 1);
 // dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well, of a

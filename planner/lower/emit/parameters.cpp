@@ -13,11 +13,12 @@
 
 namespace moe::emit {
 
-plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, bool sharded) {
+plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, std::uint16_t cut) {
     const bool copied = plan::weight_replicas(plan, domain) > 1;
     plan::Group group{domain, copied ? plan::axis::shards : plan::axis::data};
     if (domain == plan::Domain::dense) group.axes |= plan::axis::context;
-    if (!sharded) group.axes |= plan::axis::tensor;
+    if (cut == 0) group.axes |= plan::axis::tensor;
+    if (cut == plan::axis::key_parts) group.axes |= plan::axis::key_replicas;
     if (plan::group_size(plan, group) == 1) group.axes = 0;
     return group;
 }
@@ -36,25 +37,25 @@ plan::Group replica_group(const plan::Plan& plan, plan::Domain domain) {
     return {domain, plan::axis::replicas};
 }
 
-int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon,
+int ParameterSet::bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon,
                              bool frozen) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
-        if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded &&
+        if (!closed_[i] && buckets_[i].domain == domain && buckets_[i].cut == cut &&
             buckets_[i].quantizable == quantized && low_[i] == low && muon_[i] == muon && buckets_[i].frozen == frozen)
             return static_cast<int>(i);
     program::Bucket bucket;
     bucket.domain = domain;
     bucket.frozen = frozen;
-    const plan::Group holders = gradient_group(plan_, domain, sharded);
+    const plan::Group holders = gradient_group(plan_, domain, cut);
     bucket.group = frozen ? plan::Group{domain, 0} : holders;
     bucket.replicas = frozen ? holders : replica_group(plan_, domain);
     bucket.group_size = plan::group_size(plan_, bucket.group);
+    bucket.cut = cut;
     bucket.chunk = chunk_;
     bucket.layer = layer_;
     bucket.quantizable = quantized;
     buckets_.push_back(bucket);
     low_.push_back(low);
-    sharded_.push_back(sharded);
     closed_.push_back(false);
     muon_.push_back(muon);
     undecayed_.push_back(0);
@@ -64,10 +65,16 @@ int ParameterSet::bucket_for(plan::Domain domain, bool sharded, bool quantized, 
 void ParameterSet::declare(const std::string& key, std::vector<program::Parameter> parameters, bool quantized,
                            bool decay, int copies, std::optional<machine::Precision> precision) {
     if (sealed_ || has(key)) fail("parameter '{}' is declared twice or too late", key);
-    const int tp = plan_.tp, etp = plan_.etp;
     const plan::Domain domain = parameters.front().domain;
-    const int degree = domain == plan::Domain::dense ? tp : etp;
-    const bool sharded = parameters.front().shard_dim >= 0 && degree > 1;
+    const std::uint16_t axis = parameters.front().cut;
+    const auto other = std::stable_partition(parameters.begin(), parameters.end(),
+                                             [axis](const program::Parameter& p) { return p.cut == axis; });
+    if (other != parameters.end()) {
+        declare(key + beside, {other, parameters.end()}, quantized, decay, copies, precision);
+        parameters.erase(other, parameters.end());
+    }
+    const int degree = plan::group_size(plan_, {domain, axis});
+    const std::uint16_t cut = parameters.front().shard_dim >= 0 && degree > 1 ? axis : std::uint16_t{0};
     const machine::Precision module = domain == plan::Domain::expert ? plan_.experts() : plan_.precision;
     if (bf16_) quantized = false;
     program::Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : program::Dtype::bf16;
@@ -85,7 +92,7 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
         });
     const std::vector<bool> open = closed_;
     if (alone) closed_.assign(closed_.size(), true);
-    const int index = bucket_for(domain, sharded, quantized, low, muon, plan_.lora.on() && !adapters_);
+    const int index = bucket_for(domain, cut, quantized, low, muon, plan_.lora.on() && !adapters_);
     if (alone) {
         std::copy(open.begin(), open.end(), closed_.begin());
         closed_.back() = true;
@@ -290,14 +297,14 @@ void ParameterSet::add_buffers(program::Program& program) {
     const program::Dtype sums = gradient_dtype(plan_);
     // Buckets of one kind in layers of even or odd places share their buffers: the next layer's weights arrive while
     // this one computes, and no sooner. The ends of the model have their own.
-    using Turn = std::tuple<plan::Domain, bool, program::Dtype, int>;
+    using Turn = std::tuple<plan::Domain, std::uint16_t, program::Dtype, int>;
     std::map<Turn, std::vector<std::size_t>> turns;
     int place = 0, last_layer = -1;
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
         const program::Bucket& b = buckets_[i];
         if (b.layer >= 0 && b.layer != last_layer) ++place, last_layer = b.layer;
         const int turn = b.layer >= 0 ? place % 2 : 2 + static_cast<int>(i);
-        if (b.group_size > 1) turns[{b.domain, sharded_[i], low_[i], turn}].push_back(i);
+        if (b.group_size > 1) turns[{b.domain, b.cut, low_[i], turn}].push_back(i);
     }
     for (const auto& [turn, members] : turns) {
         std::int64_t most = 0;
@@ -370,6 +377,12 @@ Weight ParameterSet::weight(program::Program& program, const std::string& key, s
         b.frozen ? program::no_tensor : add(b.resharded() ? b.whole_gradients : b.gradients, ".gradient", 1), n, k};
     entry.views.emplace(std::pair{n, k}, std::pair{weight.value, weight.gradient});
     return weight;
+}
+
+std::int64_t ParameterSet::elements(const std::string& key) const {
+    const auto found = keys_.find(key);
+    if (found != keys_.end()) return found->second.elements;
+    return shared_with_ != nullptr ? shared_with_->elements(key) : 0;
 }
 
 bool ParameterSet::decays(const std::string& key) const {

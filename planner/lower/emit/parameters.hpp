@@ -30,9 +30,10 @@ public:
           shared_with_(plan::in_a_v(plan.schedule) || plan::stack_traits(plan).shares_weights_of_chunks ? lender
                                                                                                         : nullptr) {}
 
-    // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
-    // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are
-    // quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
+    // All of one key share domain and whether they are quantized. Those that are cut over another axis than the first
+    // (Parameter::cut) lie under key + beside, as if they were declared there. `decay` false: norms and biases.
+    // `copies`: the same parameters once for every local expert, one expert's behind the other's. `precision`: what
+    // they are quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
     void declare(const std::string& key, std::vector<program::Parameter> parameters, bool quantized, bool decay = true,
                  int copies = 1, std::optional<machine::Precision> precision = {});
     // As declare(), of matrices beside which Plan::lora may put adapters of a target: A [rank, k] under key + ".lora_a"
@@ -49,6 +50,11 @@ public:
     // `list` false leaves Program::parameters empty: sizes need no names.
     void seal(program::Program& program, bool list = true);
     bool has(const std::string& key) const { return keys_.count(key) > 0 || (shared_with_ && shared_with_->has(key)); }
+    // Elements of a key that has been declared on this rank, 0 of one that has not.
+    std::int64_t elements(const std::string& key) const;
+    const plan::Plan& plan() const { return plan_; }
+
+    static constexpr const char* beside = ".beside";
 
     // View of a key's parameters as [n, k]; frozen ones have no gradient. Error (failure) if the sizes disagree, which
     // would be a fault of an emitter.
@@ -72,7 +78,7 @@ private:
     void add_buffers(program::Program& program);                     // adds buffers of resharded buckets
     void add_matrices(program::Program& program, std::size_t index); // adds matrices of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
-    int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low, bool muon, bool frozen);
+    int bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon, bool frozen);
     void add_muon(program::Program& program, std::size_t index); // what Muon does with a bucket, and works in
     std::int64_t cut_elements(const program::Bucket& bucket) const;
 
@@ -83,7 +89,7 @@ private:
     bool sealed_ = false, bf16_ = false, adapters_ = false;
     std::vector<program::Parameter> parameters_;
     std::vector<program::Bucket> buckets_;
-    std::vector<bool> sharded_, closed_, muon_;
+    std::vector<bool> closed_, muon_;
     std::vector<program::Dtype> low_; // dtypes of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;
@@ -108,7 +114,8 @@ bool reduces_copy(const plan::Plan& plan);
 program::Dtype gradient_dtype(const plan::Plan& plan);
 // Ranks that hold the same shard of a domain's weights (HSDP); axes 0 where every shard is held once.
 plan::Group replica_group(const plan::Plan& plan, plan::Domain domain);
-// Group that a parameter's gradient is scattered over: the complement of its sharding inside its domain.
-plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, bool sharded);
+// Group that a parameter's gradient is scattered over: the complement inside its domain of the axis `cut` that shards
+// it, 0 where none does.
+plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, std::uint16_t cut);
 
 } // namespace moe::emit

@@ -45,7 +45,7 @@ void count_products(program::Bucket& b) {
 void ParameterSet::add_muon(program::Program& program, std::size_t index) {
     program::Bucket& b = buckets_[index];
     program::Bucket::Muon& muon = b.muon;
-    if (sharded_[index]) muon.parts = plan::group_size(plan_, {b.domain, plan::axis::tensor});
+    if (b.cut != 0) muon.parts = plan::group_size(plan_, {b.domain, b.cut});
     std::int64_t whole = 0, square = 0;
     for (const auto& [key, entry] : keys_) {
         if (entry.bucket != static_cast<int>(index)) continue;

@@ -18,9 +18,14 @@ namespace {
 
 // Width of the packed query|key|value row of one TP rank.
 std::int64_t packed_width(const model::Attention& a, int tp) {
-    return (static_cast<std::int64_t>(a.heads) * a.qk_dim +
-            static_cast<std::int64_t>(a.kv_heads) * (a.qk_dim + a.v_dim)) /
-           tp;
+    return std::int64_t{a.heads / tp} * a.qk_dim + std::int64_t{a.key_heads_of(tp)} * (a.qk_dim + a.v_dim);
+}
+
+// Copies some columns, bytes of these alone.
+void copy_part(emit::Builder& b, program::TensorId x, program::TensorId y, const program::ColumnsAttr& attr) {
+    const program::Tensor& from = b.at(x);
+    b.emit(program::OpKind::copy_columns, {x}, {y}, attr).bytes =
+        2.0 * from.expected_bytes() * static_cast<double>(attr.cols) / static_cast<double>(from.cols);
 }
 
 } // namespace
@@ -38,20 +43,29 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     case model::AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
                            v = static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim;
+        const bool replicated = a_.replicates_keys(set.plan().tp);
+        const auto of_keys = [replicated](program::Parameter p) {
+            if (replicated) p.cut = plan::axis::key_parts;
+            return p;
+        };
         std::vector<program::Parameter> in{dense(at + "q_proj.weight", q, h, 0, 0.02),
-                                           dense(at + "k_proj.weight", k, h, 0, 0.02)};
-        if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
-        if (gated()) in.push_back(dense(at + "g_proj.weight", a_.head_gate ? heads : heads * a_.v_dim, h, 0, 0.02));
+                                           of_keys(dense(at + "k_proj.weight", k, h, 0, 0.02))};
+        if (!a_.k_eq_v) in.push_back(of_keys(dense(at + "v_proj.weight", v, h, 0, 0.02)));
+        // Gates lie behind what is packed or, where keys and values have a product of their own, before it.
+        if (gated())
+            in.insert(replicated ? in.begin() : in.end(),
+                      dense(at + "g_proj.weight", a_.head_gate ? heads : heads * a_.v_dim, h, 0, 0.02));
         set.declare_adapted(plan::adapted::attention, key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
             set.declare(key_ + ".qkv_bias",
-                        {dense(at + "q_proj.bias", q, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
-                         dense(at + "v_proj.bias", v, 1, 0, 0.0)},
+                        {dense(at + "q_proj.bias", q, 1, 0, 0.0), of_keys(dense(at + "k_proj.bias", k, 1, 0, 0.0)),
+                         of_keys(dense(at + "v_proj.bias", v, 1, 0, 0.0))},
                         false, false);
         if (a_.qk_norm && !a_.plain_qk_norm) {
             for (const auto& [name, cols] : {std::pair{"q_norm", a_.q_norm()}, std::pair{"k_norm", a_.k_norm()}}) {
                 program::Parameter weight = norm_weight(at + name + ".weight", cols);
                 if (a_.whole_qk_norm) weight.shard_dim = 0; // Each TP rank has the weights of its heads.
+                if (cols != a_.q_norm()) weight = of_keys(std::move(weight));
                 set.declare(key_ + "." + name, {weight}, false, false);
             }
         }
@@ -184,23 +198,26 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     const int tp = b.plan().tp;
     const std::int64_t packed = packed_width(a_, tp), width = packed + gate_columns(tp), tokens = b.gathered_tokens();
     // Keys that serve as values become both where values have their norm.
-    const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
+    const std::int64_t projected = a_.k_eq_v ? width - std::int64_t{a_.key_heads_of(tp)} * a_.v_dim : width;
     b.module = program::Module::attn_in;
     emit::bind(b, qkv_, key_ + ".qkv", projected, model_.hidden);
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
     program::TensorId qkv = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
-    if (gated()) { // The gates lie behind queries, keys and values.
-        gates_ = b.activation("attn_gates", tokens, width - packed);
-        b.emit(program::OpKind::copy_columns, {qkv}, {gates_}, program::ColumnsAttr{width - packed, packed, 0, false})
-            .bytes = 2.0 * b.at(gates_).expected_bytes();
+    if (gated()) {
+        const std::int64_t gates = width - packed;
+        gates_at_ = qkv_.beside ? 0 : packed;
+        packed_at_ = qkv_.beside ? gates : 0;
+        gates_ = b.activation("attn_gates", tokens, gates);
+        b.emit(program::OpKind::copy_columns, {qkv}, {gates_}, program::ColumnsAttr{gates, gates_at_, 0, false}).bytes =
+            2.0 * b.at(gates_).expected_bytes();
         const program::TensorId rest = b.activation("qkv_apart", tokens, packed);
-        b.emit(program::OpKind::copy_columns, {qkv}, {rest}, program::ColumnsAttr{packed, 0, 0, false}).bytes =
+        b.emit(program::OpKind::copy_columns, {qkv}, {rest}, program::ColumnsAttr{packed, packed_at_, 0, false}).bytes =
             2.0 * b.at(rest).expected_bytes();
         qkv = rest;
     }
     if (a_.qkv_bias) {
-        qkv_bias_ = b.weight(key_ + ".qkv_bias", b.at(qkv).cols, 1);
+        qkv_bias_ = qkv_bias(b, b.at(qkv).cols);
         const program::TensorId biased = b.activation("qkv_bias", tokens, b.at(qkv).cols);
         b.emit(program::OpKind::bias_add, {qkv, qkv_bias_.value}, {biased});
         qkv = biased;
@@ -224,7 +241,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     rope_ = {tokens,
              rope_batch(b),
              a_.heads / tp,
-             a_.kv_heads / tp,
+             a_.key_heads_of(tp),
              a_.qk_dim,
              a_.rope_dim,
              rope.theta,
@@ -292,21 +309,49 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
         b.emit(program::OpKind::clip_grad, {dclipped, clip_in_}, {dqkv}, program::ClipAttr{a_.clip});
     }
     if (a_.whole_qk_norm) dqkv = norm_heads_backward(b, dqkv);
-    if (a_.qkv_bias && b.trains(qkv_bias_)) {
-        b.phase = program::Phase::wgrad;
-        b.emit(program::OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
-        b.phase = program::Phase::dgrad;
-    }
+    if (a_.qkv_bias && b.trains(qkv_bias_)) qkv_bias_backward(b, dqkv);
     if (gates_ != program::no_tensor) {
         const std::int64_t packed = b.at(dqkv).cols, gates = b.at(gates_).cols;
         const program::TensorId joined = b.activation("dqkv_joined", tokens, packed + gates);
-        b.emit(program::OpKind::copy_columns, {dqkv}, {joined}, program::ColumnsAttr{packed, 0, 0, false}).bytes =
-            2.0 * b.at(dqkv).expected_bytes();
-        b.emit(program::OpKind::copy_columns, {dgates_}, {joined}, program::ColumnsAttr{gates, 0, packed, false})
+        b.emit(program::OpKind::copy_columns, {dqkv}, {joined}, program::ColumnsAttr{packed, 0, packed_at_, false})
+            .bytes = 2.0 * b.at(dqkv).expected_bytes();
+        b.emit(program::OpKind::copy_columns, {dgates_}, {joined}, program::ColumnsAttr{gates, 0, gates_at_, false})
             .bytes = 2.0 * b.at(dgates_).expected_bytes();
         dqkv = joined;
     }
     return emit::linear_backward(b, qkv_, dqkv);
+}
+
+// The bias of a packed row. Where keys and values have several ranks, their part lies in another bucket and comes
+// beside that of queries.
+emit::Weight AttentionLayer::qkv_bias(emit::Builder& b, std::int64_t columns) {
+    const std::string key = key_ + ".qkv_bias", other = key + emit::ParameterSet::beside;
+    const std::int64_t of_keys = b.parameters().elements(other), of_queries = columns - of_keys;
+    if (of_keys == 0) return b.weight(key, columns, 1);
+    const emit::Weight queries = b.weight(key, 1, of_queries);
+    keys_bias_ = b.weight(other, 1, of_keys);
+    const emit::Weight joined{b.tensor("qkv_bias_joined", b.at(queries.value).dtype, 1, columns), queries.gradient,
+                              of_queries, 1};
+    copy_part(b, queries.value, joined.value, {of_queries, 0, 0, false});
+    copy_part(b, keys_bias_.value, joined.value, {of_keys, 0, of_queries, false});
+    return joined;
+}
+
+void AttentionLayer::qkv_bias_backward(emit::Builder& b, program::TensorId dqkv) {
+    b.phase = program::Phase::wgrad;
+    if (keys_bias_.value == program::no_tensor) {
+        b.emit(program::OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
+    } else {
+        std::int64_t from = 0;
+        for (const auto& [gradient, columns] :
+             {std::pair{qkv_bias_.gradient, qkv_bias_.n}, std::pair{keys_bias_.gradient, keys_bias_.k}}) {
+            const program::TensorId part = b.activation("dqkv_part", b.at(dqkv).rows, columns);
+            copy_part(b, dqkv, part, {columns, from, 0, false});
+            b.emit(program::OpKind::bias_grad, {part}, {gradient});
+            from += columns;
+        }
+    }
+    b.phase = program::Phase::dgrad;
 }
 
 // The norms of queries and of keys over the heads of all TP ranks, which add up their squares.
@@ -314,7 +359,14 @@ program::TensorId AttentionLayer::norm_heads(emit::Builder& b, program::TensorId
     const int tp = b.plan().tp;
     const std::int64_t tokens = b.gathered_tokens();
     heads_in_ = qkv;
-    heads_attr_ = {tokens, a_.q_norm() / tp, a_.k_norm() / tp, a_.q_norm(), a_.k_norm(), model_.norm_eps};
+    const std::int64_t keys = std::int64_t{a_.key_heads_of(tp)} * a_.qk_dim;
+    heads_attr_ = {tokens,
+                   a_.q_norm() / tp,
+                   keys,
+                   a_.q_norm(),
+                   a_.k_norm(),
+                   model_.norm_eps,
+                   1.0 * a_.k_norm() / static_cast<double>(keys * tp)};
     q_head_norm_ = b.weight(key_ + ".q_norm", heads_attr_.queries, 1);
     k_head_norm_ = b.weight(key_ + ".k_norm", heads_attr_.keys, 1);
     squares_ = b.tensor("qk_squares", program::Dtype::f32, tokens, 2);

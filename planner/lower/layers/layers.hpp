@@ -62,6 +62,8 @@ public:
 
 private:
     program::TensorId gqa_core(emit::Builder& b, program::TensorId normed);
+    emit::Weight qkv_bias(emit::Builder& b, std::int64_t columns);
+    void qkv_bias_backward(emit::Builder& b, program::TensorId dqkv);
     program::TensorId norm_heads(emit::Builder& b, program::TensorId qkv);
     program::TensorId norm_heads_backward(emit::Builder& b, program::TensorId dnormed);
     program::TensorId gate(emit::Builder& b, program::TensorId output);
@@ -123,10 +125,12 @@ private:
     int layer_;
     Norm norm_, post_norm_, q_norm_, kv_norm_;
     emit::Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
-    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_, conv_, conv_bias_, a_log_, dt_bias_, skip_;
+    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, keys_bias_, out_bias_, sinks_, conv_, conv_bias_, a_log_,
+        dt_bias_, skip_;
     program::TensorId qkv_raw_ = program::no_tensor, head_rstd_ = program::no_tensor,
                       kv_down_full_ = program::no_tensor;
     // Gates of the output [S, gate columns] and their gradient, what they gate, norms over all heads and their input.
+    std::int64_t packed_at_ = 0, gates_at_ = 0; // columns of what the product of queries, keys, values and gates gives
     program::TensorId gates_ = program::no_tensor, dgates_ = program::no_tensor, ungated_ = program::no_tensor,
                       clip_in_ = program::no_tensor, heads_in_ = program::no_tensor, squares_ = program::no_tensor;
     program::HeadsNormAttr heads_attr_;

@@ -83,7 +83,8 @@ BucketSize size_of(const program::Program& program, const program::Bucket& b) {
             b.muon.attr,
             b.muon.parts,
             b.muon.window,
-            muon_bytes(program, b)};
+            muon_bytes(program, b),
+            b.cut};
 }
 
 double gradient_bytes(const plan::Plan& plan) {
@@ -194,7 +195,7 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
                 .stream = b.domain == plan::Domain::dense ? program::Stream::tensor : program::Stream::expert,
                 .module = program::Module::optimizer,
                 .dtype = emit::activation_dtype(plan.precision),
-                .group = {b.domain, plan::axis::tensor},
+                .group = {b.domain, b.cut},
                 .bytes = b.parts * updates_bytes(plan, b)};
     case StepWork::orthogonalize: {
         const double s = b.muon.short_side, l = b.muon.long_side;

@@ -25,6 +25,7 @@ struct BucketSize {
     program::MuonAttr muon{};
     int parts = 1;
     std::int64_t window = 0, muon_bytes = 0;
+    std::uint16_t cut = 0; // see Bucket
 
     // True where new weights are gathered in BF16 through the gradient buffer before they are quantized.
     bool is_muon() const { return muon.matrices > 0.0; }

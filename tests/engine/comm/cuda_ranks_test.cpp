@@ -101,6 +101,21 @@ TEST_CASE("cuda ranks 2: documents stay apart under context parallelism") {
     check_ranks(2, "gptoss", {{"documents", "mask"}, {"cp", "2"}, {"cp_comm", "alltoall"}});
 }
 
+TEST_CASE("cuda ranks 2: TP above the number of key heads") {
+    const Fields one_head{{"num_key_value_heads", "1"}};
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}}, one_head);
+    check_ranks(2, "qwen2", {{"tp", "2"}, {"tp_overlap", "on"}}, one_head);
+    check_ranks(2, "olmoe", {{"tp", "2"}, {"optimizer", "muon"}}, one_head);
+    check_ranks(2, "gptoss", {{"tp", "2"}, {"fsdp", "on"}}, one_head);
+    check_ranks(2, "laguna", {{"tp", "2"}, {"lora", "8"}}, one_head);
+}
+
+TEST_CASE("cuda ranks 4: TP above the number of key heads") {
+    const Fields two_heads{{"num_key_value_heads", "2"}};
+    check_ranks(4, "qwen3", {{"tp", "4"}, {"ep", "2"}}, two_heads);
+    check_ranks(4, "qwen2", {{"tp", "4"}, {"optimizer", "muon"}}, two_heads);
+}
+
 TEST_CASE("cuda ranks 2: pipelines, interleaved, and a V with split backwards") {
     check_ranks(2, "qwen3", {{"pp", "2"}});
     check_ranks(2, "deepseek3-mtp", {{"pp", "2"}});

@@ -149,9 +149,9 @@ void check_rounding(const std::string& model, const Fields& fields, double times
                    times);
 }
 
-void check_ranks(int ranks, const std::string& model, const Fields& fields) {
+void check_ranks(int ranks, const std::string& model, const Fields& fields, const Fields& config) {
     if (!has_gpus(ranks)) return;
-    plan::Plan plan = small_plan(model, ranks, fields);
+    plan::Plan plan = small_plan(small_model(model, config), ranks, fields);
     const std::string what = described(model, fields, ranks);
     const CudaResult expected = train_on(plan, "cpu"), queued = train_on(plan, "cuda");
     plan.cuda_graph = plan::CudaGraph::full;

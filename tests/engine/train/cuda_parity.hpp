@@ -47,5 +47,5 @@ void check_model(const std::string& model, const Fields& fields, double toleranc
 void check_rounding(const std::string& model, const Fields& fields, double times);
 
 // Holds a small model's plan on GPUs, op by op, to the CPU, and the same as one graph per rank to the bits of that.
-// Skipped by name where there are fewer.
-void check_ranks(int ranks, const std::string& model, const Fields& fields);
+// Skipped by name where there are fewer. config: of the model.
+void check_ranks(int ranks, const std::string& model, const Fields& fields, const Fields& config = {});

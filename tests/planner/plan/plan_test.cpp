@@ -1,6 +1,7 @@
 // Plans: every rule of check_plan, the round trip of plan.json, hand-edited files, and fields by name.
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 #include "tests/planner/base/fault_of.hpp"
 
@@ -131,8 +132,21 @@ TEST_CASE("rules that depend on the model and the hardware") {
     moe::plan::Plan qwen = with_model("Qwen3-235B-A22B");
     qwen.tp = 8, qwen.dp = 8;
     CHECK(moe::plan::check_plan(qwen).counter == "kv_heads % tp");
+    qwen.stack = "moe-plan"; // 4 key heads, each on two ranks
+    CHECK(moe::plan::check_plan(qwen).counter.empty());
+    CHECK(moe::plan::key_replicas(qwen) == 2);
+    CHECK(moe::plan::group_size(qwen, {moe::plan::Domain::dense, moe::plan::axis::key_parts}) == 4);
+    qwen.stack = with_model("Qwen3-235B-A22B").stack;
     qwen.tp = 4, qwen.dp = 16;
     CHECK(moe::plan::check_plan(qwen).counter.empty());
+    CHECK(moe::plan::key_replicas(qwen) == 1);
+
+    moe::plan::Plan mimo = with_model("MiMo-V2-Flash"); // layers of 4 and of 8 key heads
+    mimo.stack = "moe-plan";
+    mimo.tp = 8, mimo.dp = 8;
+    CHECK(moe::plan::check_plan(mimo).counter != "kv_heads % tp");
+    mimo.tp = 16, mimo.dp = 4;
+    CHECK(moe::plan::check_plan(mimo).counter == "kv_heads % tp");
 
     moe::plan::Plan hopper = sound();
     hopper.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h100"));

@@ -77,6 +77,9 @@ bool draw(Random& random, RandomPlan& out) {
     p.vpp = random.of(chunks);
     p.mbs = random.of(small);
     p.seq = random.of(lengths);
+    Random wider = random; // a draw that leaves the other plans of a seed as they are
+    wider.next();
+    if (out.stack.executable && wider.next() % 3 == 0) p.tp *= 4; // beyond the key heads of some models
     p.gpus = p.tp * p.cp * p.pp * p.dp;
     if (p.gpus / p.pp % (p.ep * p.etp) != 0) return false;
     p.edp = p.gpus / p.pp / (p.ep * p.etp);
