@@ -230,8 +230,8 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     }
     if (a_.value_norm) {
         value_in_ = qkv;
-        values_attr_ = {tokens,   packed - a_.kv_heads / tp * a_.v_dim, a_.kv_heads / tp, a_.v_dim, model_.norm_eps,
-                        a_.k_eq_v};
+        const int values = a_.key_heads_of(tp);
+        values_attr_ = {tokens, packed - values * a_.v_dim, values, a_.v_dim, model_.norm_eps, a_.k_eq_v};
         qkv = b.activation("qkv_values", tokens, packed);
         b.emit(program::OpKind::value_norm, {value_in_}, {qkv}, values_attr_);
     }
