@@ -201,7 +201,7 @@ void read_step3p5(const JsonObject& json, model::Model& model) {
     must_be(json, "moe_router_activation", "sigmoid");
     model.norms_from_one = true;
     const int layers = layer_count(json), depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
-    const auto within = static_cast<std::size_t>(layers), whole = static_cast<std::size_t>(layers + depths);
+    const auto within = static_cast<std::size_t>(layers), whole = within + static_cast<std::size_t>(depths);
     const std::vector<std::string> types = json.strings("layer_types");
     if (types.size() < within || types.size() > whole)
         json.refuse_value("layer_types", fmt::format("must have an entry for each of the {} layers, and may have one "
