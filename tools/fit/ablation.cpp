@@ -136,8 +136,14 @@ void print_ablation(const std::vector<std::string>& terms, int steps) {
         const FitProblem problem({}, {{name, value}});
         const auto column =
             static_cast<std::size_t>(std::find(all.names().begin(), all.names().end(), name) - all.names().begin());
-        print_line(name, fmt::format("{:g}", value),
-                   fitted(problem, problem.stored(), without_column(jacobian, column)));
+        const auto found = [&]() -> std::string {
+            try {
+                return fitted(problem, problem.stored(), without_column(jacobian, column));
+            } catch (const Error& error) { // without the term another coefficient leaves the range of what is possible
+                return fmt::format("not possible: {} | | | |", error.what());
+            }
+        };
+        print_line(name, fmt::format("{:g}", value), found());
     });
 }
 
