@@ -56,10 +56,11 @@ Cell cell(const char* name, bool of_stack, std::vector<Same> needs) {
 const std::vector<Cell>& cells() {
     constexpr Same tp = same_degree<&Run::tp>, pp = same_degree<&Run::pp>, cp = same_degree<&Run::cp>,
                    ep = same_degree<&Run::ep>, vpp = same_degree<&Run::vpp>, mbs = same_stated<&Run::mbs>,
-                   seq = same_stated<&Run::seq_len>, sharding = same_sharding;
+                   seq = same_stated<&Run::seq_len>, gpus = same_stated<&Run::gpus>, sharding = same_sharding;
     // What a rank holds decides what has to be recomputed or moved away.
     const std::vector<Same> memory{tp, pp, vpp, cp, ep, mbs, seq, sharding};
     static const std::vector<Cell> list{
+        cell<&Run::ep>("ep", false, {gpus, tp, pp, cp, sharding}),
         cell<&Run::vpp>("vpp", false, {tp, pp}),
         cell<&Run::etp>("etp", false, {tp, ep}),
         cell<&Run::mbs>("mbs", false, {tp, pp, vpp, cp, ep, seq, sharding}),
@@ -113,6 +114,7 @@ int bits_of(const std::string& precision) {
 
 void forget_misprints(Run& run) {
     if (run.other_settings.find("vpp misprinted") != std::string::npos) run.vpp.reset();
+    if (run.other_settings.find("ep misprinted") != std::string::npos) run.ep.reset();
 }
 
 Siblings::Siblings(std::vector<Run> recipes, std::function<Origin(const Run&)> origin_of)

@@ -15,7 +15,7 @@ struct Origin {
     std::string source, stack;
 };
 
-// Cells that `other_settings` says are misprinted ("vpp misprinted") become blank.
+// Cells that `other_settings` says are misprinted ("vpp misprinted", "ep misprinted") become blank.
 void forget_misprints(Run& run);
 
 // Recipes and rows from which blank cells are filled. A sibling of a row has its model, system, family of precisions

@@ -50,10 +50,16 @@ std::pair<Eigen::MatrixXd, Eigen::VectorXd> normal_equations(const LeastSquares&
 } // namespace
 
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
+    static thread_local bool inside = false;
+    if (inside) {
+        for (std::size_t i = 0; i < count; ++i) work(i);
+        return;
+    }
     std::atomic<std::size_t> next{0};
     std::exception_ptr error;
     std::mutex mutex;
     const auto loop = [&] {
+        inside = true;
         for (std::size_t i = next++; i < count; i = next++) {
             try {
                 work(i);
@@ -67,6 +73,7 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
     for (unsigned t = 1; t < std::max(1U, std::thread::hardware_concurrency()); ++t) helpers.emplace_back(loop);
     loop();
     for (std::thread& helper : helpers) helper.join();
+    inside = false;
     if (error) std::rethrow_exception(error);
 }
 
@@ -75,7 +82,8 @@ Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, 
     in_parallel(x.size(), [&](std::size_t j) {
         std::vector<double> moved = x;
         moved[j] += step;
-        const std::vector<double> there = problem.residuals(moved);
+        const std::vector<double> there =
+            problem.residuals_along ? problem.residuals_along(moved, j, residuals) : problem.residuals(moved);
         for (std::size_t i = 0; i < residuals.size(); ++i) jacobian[i][j] = (there[i] - residuals[i]) / step;
     });
     return jacobian;

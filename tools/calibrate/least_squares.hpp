@@ -16,13 +16,18 @@ using Jacobian = std::vector<std::vector<double>>;
 
 struct LeastSquares {
     Residuals residuals;
+    // Residuals where parameter j alone has moved, from x whose residuals are known; empty: as any others.
+    std::function<std::vector<double>(const std::vector<double>& moved, std::size_t j,
+                                      const std::vector<double>& residuals)>
+        residuals_along;
     std::vector<double> weight; // by row: 1 / variance, 0 leaves the row out
     std::vector<double> spread; // by parameter: standard deviation of its prior around 0
     double huber = 0.1;         // |residual| from which on a row counts linearly
     int iterations = 6;
 };
 
-// Calls work(0) ... work(count - 1) on all cores; passes on an exception.
+// Calls work(0) ... work(count - 1) on all cores, or, where `work` of another call comes here, on its own thread;
+// passes on an exception.
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work);
 
 struct Solution {

@@ -3,8 +3,10 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "simulator/published/ratios.hpp"
+#include "tools/fit/ablation.hpp"
 #include "tools/fit/accuracy.hpp"
 #include "tools/fit/anchor_table.hpp"
+#include "tools/fit/left_out.hpp"
 #include "tools/fit/neighbours.hpp"
 #include "tools/fit/problem.hpp"
 #include "tools/print/console.hpp"
@@ -17,35 +19,13 @@
 namespace moe::tools {
 namespace {
 
-// The fit of all rows without some of them: residuals are taken as linear around it, which its derivatives tell. Steps
-// through predictions themselves stop at their kinks, where a refit began, and make what was left out look better.
-Solution refit(LeastSquares rest, const Solution& all) {
-    constexpr int enough = 20;
-    rest.iterations = enough;
-    rest.residuals = [&all](const std::vector<double>& x) {
-        std::vector<double> residuals = all.residuals;
-        for (std::size_t i = 0; i < residuals.size(); ++i)
-            for (std::size_t j = 0; j < x.size(); ++j) residuals[i] += all.jacobian[i][j] * (x[j] - all.x[j]);
-        return residuals;
-    };
-    return solve(rest, all.x, &all.jacobian);
-}
-
-// Every row predicted with the coefficients of a fit that has not seen what the row has in this field.
+// Every row predicted without what it has in this field; says how far each is off.
 std::vector<published::Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
                                              const std::string published::Prediction::*field) {
-    const std::vector<std::string> values = problem.values(field);
-    std::vector<std::vector<published::Prediction>> folds(values.size());
-    in_parallel(values.size(),
-                [&](std::size_t i) { folds[i] = problem.predict(refit(problem.squares(field, values[i]), all).x); });
-    std::vector<published::Prediction> result = problem.rows();
-    for (std::size_t i = 0; i < values.size(); ++i) {
-        std::vector<published::Prediction> left;
-        for (std::size_t row = 0; row < result.size(); ++row)
-            if (folds[i][row].*field == values[i]) left.push_back(result[row] = folds[i][row]);
-        console.say("without {:24} MAPE of its rows {:5.1f} %", values[i], 100.0 * published::summarize(left).mape);
-    }
-    return result;
+    std::vector<published::Prediction> rows = left_out(problem, all, field);
+    for (const auto& [name, summary] : published::summarize_by(rows, field))
+        console.say("without {:24} MAPE of its rows {:5.1f} %", name, 100.0 * summary.mape);
+    return rows;
 }
 
 void show(Console& console, const std::vector<published::Prediction>& rows) {
@@ -80,9 +60,12 @@ void write_neighbours(Console& console) {
 // only: the coefficients to fit while the others stay, with which what is stored of rows stays as well.
 void fit(const std::vector<std::string>& only, bool dry) {
     Console console(OutputOptions{});
-    const FitProblem problem(only);
-    const LeastSquares squares = problem.squares(&published::Prediction::family, "");
-    const Solution all = solve(squares, problem.stored(), nullptr);
+    FitProblem problem(only);
+    LeastSquares squares = problem.squares(&published::Prediction::family, "");
+    const Solution near = solve(squares, problem.stored(), nullptr);
+    problem.choose(near.x);
+    squares.iterations = 3; // plans that rows leave open have hardly changed
+    const Solution all = solve(squares, near.x, nullptr);
     machine::Coefficients coefficients = problem.coefficients(all.x);
     for (std::size_t j = 0; j < problem.names().size(); ++j) {
         machine::Coefficient& c = coefficients[problem.names()[j]];
@@ -131,6 +114,11 @@ int main(int argc, char** argv) { // NOLINT(bugprone-exception-escape): definiti
     app.add_flag("--neighbours", neighbours, "fit the distances by which runs correct others nearby, and nothing else");
     app.add_flag("--anchors", anchors,
                  "anchor on one row of each model and system, and print the errors of the others");
+    std::vector<std::string> ablate;
+    app.add_option("--ablate", ablate, "fit without each of these terms, or without each that can be left out (all)")
+        ->delimiter(',');
+    int steps = moe::tools::ablation_steps;
+    app.add_option("--steps", steps, "steps of each of these fits")->check(CLI::Range(1, 100));
     CLI11_PARSE(app, argc, argv);
     try {
         moe::tools::Console console(moe::tools::OutputOptions{});
@@ -143,6 +131,10 @@ int main(int argc, char** argv) { // NOLINT(bugprone-exception-escape): definiti
             fmt::print("{}", moe::tools::anchored_table(moe::tools::anchored_groups(
                                  moe::tools::FitProblem(),
                                  moe::published::neighbour_model_from_json(moe::read_file(path), path))));
+            return 0;
+        }
+        if (!ablate.empty()) {
+            moe::tools::print_ablation(ablate, steps);
             return 0;
         }
         if (tables) {

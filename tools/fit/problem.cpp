@@ -3,10 +3,13 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/stack/stack.hpp"
+#include "simulator/pricing/fast_estimator.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <memory>
 
 namespace moe::tools {
 namespace {
@@ -17,12 +20,15 @@ bool alike(const published::Prediction& a, const published::Prediction& b) {
 
 } // namespace
 
-FitProblem::FitProblem(const std::vector<std::string>& only) : base_(machine::load_coefficients()) {
+FitProblem::FitProblem(const std::vector<std::string>& only, const std::map<std::string, double>& fixed)
+    : base_(machine::load_coefficients()) {
+    for (const auto& [name, value] : fixed) base_.at(name).value = value;
     for (const std::string& name : only)
         if (base_.count(name) == 0 || base_.at(name).spread <= 0.0)
             refuse("'{}': no coefficient with a spread in profiles/coefficients.json", name);
     for (const auto& [name, c] : base_)
-        if (c.spread > 0.0 && (only.empty() || std::find(only.begin(), only.end(), name) != only.end()))
+        if (c.spread > 0.0 && fixed.count(name) == 0 &&
+            (only.empty() || std::find(only.begin(), only.end(), name) != only.end()))
             names_.push_back(name);
     const std::vector<published::Run> all = published::load_runs(profiles_folder() + "/runs");
     const std::vector<published::Prediction> predictions = published::predict_runs(all, base_, {});
@@ -54,6 +60,43 @@ std::vector<published::Prediction> FitProblem::predict(const std::vector<double>
     return predictions;
 }
 
+// A stack that names a coefficient cannot be read without it.
+const std::set<std::string>& FitProblem::named_by(const published::Prediction& row) const {
+    const std::lock_guard lock(mutex_);
+    const auto [entry, fresh] = named_.try_emplace({row.stack, row.plan.hardware->name});
+    if (!fresh) return entry->second;
+    for (const std::string& name : names_) {
+        machine::Coefficients rest = base_;
+        rest.erase(name);
+        try {
+            stack::load_stack(row.stack, *row.plan.hardware, rest);
+        } catch (const Error&) {
+            entry->second.insert(name);
+        }
+    }
+    return entry->second;
+}
+
+std::vector<double> FitProblem::errors(const std::vector<double>& x, const std::string* along,
+                                       const std::vector<double>& known) const {
+    const machine::Coefficients values = coefficients(x);
+    std::map<StackOn, std::unique_ptr<pricing::FastEstimator>> estimators;
+    std::vector<double> result = known;
+    result.resize(rows_.size());
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+        const published::Prediction& row = rows_[i];
+        const StackOn key{row.stack, row.plan.hardware->name};
+        if (along != nullptr && named_by(row).count(*along) == 0) continue;
+        auto& estimator = estimators[key];
+        if (!estimator)
+            estimator = std::make_unique<pricing::FastEstimator>(
+                row.plan.hardware, stack::load_stack(row.stack, *row.plan.hardware, values));
+        result[i] =
+            std::log1p(row.error) + std::log(row.estimate.step_seconds / estimator->estimate(row.plan).step_seconds);
+    }
+    return result;
+}
+
 double tier_weight(const std::string& tier) { return tier == "A" ? 1.0 : tier == "B" ? 0.7 : 0.1; }
 
 // n rows that differ in nothing but job size or release patch carry the information of about sqrt(n) of them.
@@ -65,7 +108,10 @@ double FitProblem::weight(const published::Prediction& row) const {
 
 LeastSquares FitProblem::squares(const std::string published::Prediction::*field, const std::string& value) const {
     LeastSquares problem;
-    problem.residuals = [this](const std::vector<double>& x) { return log_errors(predict(x)); };
+    problem.residuals = [this](const std::vector<double>& x) { return errors(x, nullptr, {}); };
+    problem.residuals_along = [this](const std::vector<double>& x, std::size_t j, const std::vector<double>& known) {
+        return errors(x, &names_[j], known);
+    };
     for (const published::Prediction& row : rows_)
         problem.weight.push_back(!value.empty() && row.*field == value ? 0.0 : weight(row));
     for (const std::string& name : names_) problem.spread.push_back(base_.at(name).spread);

@@ -106,6 +106,19 @@ TEST_CASE("a misprinted vpp counts as blank, in a row and in a sibling") {
     CHECK_FALSE(tells(planned(row(), {run}), "blank cells"));
 }
 
+TEST_CASE("a blank or misprinted ep is that of a sibling with the same ranks") {
+    Run run = row();
+    run.ep.reset();
+    CHECK(planned(run, {recipe("sister")}).plan.ep == 64);
+    CHECK(planned(run, {recipe("sister")}).plan.dispatcher == moe::plan::Dispatcher::hybridep);
+    Run larger = recipe("larger");
+    larger.gpus = 512;
+    CHECK(planned(run, {larger}).plan.ep == 1);
+    run.ep = 8, run.other_settings = "forced_balance;ep misprinted";
+    CHECK(planned(run, {recipe("sister")}).plan.ep == 64);
+    CHECK_FALSE(tells(planned(row(), {run}), "ep 8"));
+}
+
 TEST_CASE("cells that make no plan beside the row's are left out again") {
     Run odd = recipe("odd");
     odd.pipeline_layout = "Et*4|(tttt|)*13tmL"; // a stage too few

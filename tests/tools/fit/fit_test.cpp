@@ -1,13 +1,19 @@
 // The fit: its solver on problems with known answers, and its stored figures held to what is predicted today.
+#include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/published/ratios.hpp"
 #include "tests/support/draws.hpp"
 #include "tests/support/nearly.hpp"
+#include "tools/fit/ablation.hpp"
 #include "tools/fit/accuracy.hpp"
 #include "tools/fit/problem.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <map>
 
@@ -45,6 +51,71 @@ TEST_CASE("least squares: a line is found in spite of an outlier, priors pull wh
     CHECK(exact.objective < 1e-4);
     const Solution refit = solve(without, exact.x, &loose.jacobian);
     CHECK(refit.x[1] == nearly(0.5).epsilon(1e-4));
+}
+
+TEST_CASE("work in parallel may have parallel work of its own") {
+    std::atomic<int> sum{0};
+    in_parallel(20, [&](std::size_t i) { in_parallel(5, [&](std::size_t j) { sum += static_cast<int>(i * 5 + j); }); });
+    CHECK(sum == 99 * 100 / 2);
+}
+
+TEST_CASE("least squares: derivatives take what changes along one parameter where that is known") {
+    LeastSquares problem = line(1e3);
+    std::atomic<int> along{0};
+    problem.residuals_along = [&](const std::vector<double>& x, std::size_t j, const std::vector<double>& known) {
+        along += static_cast<int>(j) + 1;
+        std::vector<double> moved = problem.residuals(x);
+        moved[0] = known[0]; // taken as it is
+        return moved;
+    };
+    const Jacobian jacobian = differences(problem, {1.0, 0.5}, problem.residuals({1.0, 0.5}));
+    CHECK(along == 3);
+    CHECK(jacobian[0][0] == 0.0);
+    CHECK(jacobian[3][0] == nearly(1.0).epsilon(1e-6));
+    CHECK(jacobian[3][1] == nearly(3.0).epsilon(1e-6));
+}
+
+TEST_CASE("rows of stacks that do not name a coefficient need no new price where it moves" * doctest::skip(sanitized)) {
+    const FitProblem problem({"hybridep.blackwell.node"}, {{"hybridep.row", 0.0}});
+    REQUIRE(problem.names() == std::vector<std::string>{"hybridep.blackwell.node"});
+    CHECK(problem.coefficients(problem.stored()).at("hybridep.row").value == 0.0);
+    const LeastSquares squares = problem.squares(&published::Prediction::family, "");
+    const std::vector<double> known = squares.residuals(problem.stored());
+    const std::vector<double> errors = log_errors(problem.rows());
+    for (std::size_t i = 0; i < known.size(); ++i) CHECK(known[i] == nearly(errors[i]).epsilon(1e-9));
+    const std::vector<double> moved{problem.stored().front() + 0.1};
+    const std::vector<double> all = squares.residuals(moved), some = squares.residuals_along(moved, 0, known);
+    CHECK(all == some);
+    std::size_t changed = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i] == known[i]) continue;
+        ++changed;
+        const std::string& system = problem.rows()[i].system;
+        CHECK_MESSAGE((system == "B200" || system == "B300"), problem.rows()[i].run_id);
+    }
+    CHECK(changed >= 10);
+}
+
+TEST_CASE("terms that are left out have a value that says nothing, with which every stack can be read") {
+    machine::Coefficients coefficients = machine::load_coefficients();
+    int terms = 0;
+    for (auto& [name, c] : coefficients) {
+        const std::optional<double> value = neutral(name);
+        if (!value) continue;
+        ++terms;
+        CHECK_MESSAGE(c.spread > 0.0, name);
+        CHECK_MESSAGE(*value != c.prior, name);
+        c.value = *value;
+    }
+    CHECK(terms == 27);
+    CHECK_FALSE(neutral("gemm.blackwell.bf16"));
+    for (const char* hardware : {"h100", "h100-hbm2e", "b200", "gb200-nvl72", "gb300-nvl72"})
+        for (const std::string& name : stack::stack_names()) {
+            if (name == "moe-plan") continue;
+            CAPTURE(name);
+            CHECK_NOTHROW(stack::load_stack(name, machine::load_hardware(hardware), coefficients));
+        }
+    CHECK_THROWS_WITH_AS(print_ablation({"gemm.blackwell.bf16"}, 1), doctest::Contains("cannot be priced"), Error);
 }
 
 // Under the sanitizers the README's claim predicts the same runs.
