@@ -51,10 +51,11 @@ void check_header(const weights::Safetensors& file, const RoutedStep& step) {
             if (tensor.shape[i] != wanted[i])
                 refuse("{}: {}: {} {} where this run has {}", path, name, fields[i], tensor.shape[i], wanted[i]);
     }
-    for (const auto& [name, tensor] : file.tensors())
-        if (std::none_of(step.layers.begin(), step.layers.end(),
-                         [&](const auto& layer) { return index_of(layer.first) == name; }))
-            refuse("{}: {}: the model has no such layer of experts", path, name);
+    std::vector<std::string> known;
+    for (const auto& layer : step.layers) known.push_back(index_of(layer.first));
+    for (const auto& tensor : file.tensors())
+        if (std::find(known.begin(), known.end(), tensor.first) == known.end())
+            refuse("{}: {}: the model has no such layer of experts", path, tensor.first);
 }
 
 // The first place of a layer's index whose expert there is not, or which names an expert of its token again.

@@ -117,8 +117,9 @@ TEST_CASE("router replay: recomputed routers, steps that overflow, MTP, stages a
           {{"ep_overlap", "on"}, {"ep", "4"}, {"delay_wgrad", "on"}},
           {{"cp", "2"}, {"cp_comm", "alltoall"}, {"tp", "2"}, {"etp", "2"}, {"ep", "2"}}}},
         {"deepseek3-mtp", {{{"pp", "2"}, {"ep", "2"}, {"recompute", "full"}}, {{"tp", "4"}, {"ep", "8"}}}}};
-    for (const auto& [model, plans] : models)
-        for (const Fields& fields : plans) {
+    for (const auto& one : models)
+        for (const Fields& fields : one.second) {
+            const std::string model = one.first;
             INFO(model, " ", text_of(fields));
             check_replay(reference, small_plan(model, 1), small_plan(model, 8, fields), model);
         }

@@ -84,7 +84,7 @@ TEST_CASE("router replay: what one plan recorded another replays; what does not 
     for (std::size_t i = 0; i < 3; ++i) {
         for (const char* field : {"loss", "grad_norm"})
             CHECK(replayed["steps"][i][field].get<double>() ==
-                  nearly(recorded["steps"][i][field].get<double>()).epsilon(1e-5));
+                  nearly(recorded["steps"][i][field].get<double>()).epsilon(1e-4));
         for (std::size_t layer = 0; layer < recorded["steps"][i]["routers"].size(); ++layer)
             CHECK(replayed["steps"][i]["routers"][layer]["load_entropy"] ==
                   recorded["steps"][i]["routers"][layer]["load_entropy"]);
