@@ -31,6 +31,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--init-from", o.init_from, "DIR",
         "start from the weights of a Hugging Face folder (safetensors), or of the newest checkpoint of a run; "
         "the plan's vocabulary may be larger");
+    add(verb, "--from-torch-dist", o.from_torch_dist, "DIR",
+        "start from the weights of a Megatron-Core distributed checkpoint (torch_dist): the folder of one iteration")
+        ->excludes("--init-from");
     verb->add_flag("--upcycle", o.upcycle,
                    "with --init-from: DIR holds a dense model, of whose MLPs the experts are made")
         ->needs("--init-from");

@@ -4,6 +4,7 @@
 #include "engine/backends/backends.hpp"
 #include "engine/train/huggingface.hpp"
 #include "engine/train/initial_weights.hpp"
+#include "engine/train/megatron_weights.hpp"
 #include "engine/train/resume.hpp"
 #include "engine/train/upcycle.hpp"
 #include "planner/base/error.hpp"
@@ -159,6 +160,11 @@ std::unique_ptr<data::InOrder> open_valid_data(const ExecuteOptions& options, co
 
 void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::SampleData& data, Console& console) {
     if (options.resume && resume(options, trainer, data, console)) return;
+    if (!options.from_torch_dist.empty()) {
+        const train::LoadReport report = train::load_megatron_weights(trainer, options.from_torch_dist);
+        console.note("{}: {} parameters", options.from_torch_dist, report.loaded);
+        return;
+    }
     if (options.init_from.empty()) return;
     if (options.upcycle && trainer.plan().lora.on())
         refuse("--upcycle: experts that begin alike are trained whole, without --lora {}",

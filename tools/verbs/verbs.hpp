@@ -72,6 +72,7 @@ struct ExecuteOptions : OutputOptions {
     std::int64_t eval_interval = 0;    // steps, 0 = only behind the last one
     std::int64_t eval_batches = 0;     // global batches of the validation data, 0 = all of it
     std::string init_from;             // folder of initial weights (Hugging Face or checkpoints), empty = random
+    std::string from_torch_dist;       // folder of a Megatron-Core checkpoint, in place of init_from
     bool upcycle = false;              // init_from holds a dense model, of which the experts are made
     std::string checkpoint;            // folder, empty = none
     std::int64_t save_interval = 0;    // steps, 0 = only at the end

@@ -138,7 +138,7 @@ private:
 
     // A text that is written for another, so short that none grows without end.
     std::string short_text(const Json& step, const char* place, const char* key) const {
-        const std::string text = word(step, key, "");
+        std::string text = word(step, key, "");
         if (text.size() > longest_text)
             refuse("{}: {}.{}: has {} bytes: {} are read", path_, place, key, text.size(), longest_text);
         return text;
