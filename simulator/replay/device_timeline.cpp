@@ -1,6 +1,6 @@
 // Plays Programs on GPUs: every op starts when its host has issued it, its stream is free and its tensors are ready.
 #include "simulator/replay/contention.hpp"
-#include "simulator/replay/op_access.hpp"
+#include "simulator/replay/op_steps.hpp"
 #include "simulator/replay/ranks.hpp"
 
 #include "planner/base/error.hpp"
@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <span>
 #include <unordered_map>
 
 namespace moe::replay {
@@ -43,14 +42,16 @@ public:
           units_(std::move(units)),
           exchange_(exchange),
           contention_(run.contention),
+          steps_(*run.program, *run.costs),
           host_(start.host) {
-        number_clocks();
+        written_.assign(steps_.size(), 0.0);
+        read_.assign(steps_.size(), 0.0);
         std::fill(std::begin(stream_free_), std::end(stream_free_), start.device);
         for (const program::Stream s : {program::Stream::tensor, program::Stream::host})
             stream_free_[static_cast<std::size_t>(s)] = start.ring;
         for (std::size_t id = 0; id < program_.tensors.size(); ++id)
             if (is_buffer(program_.tensors[id]) && program_.tensors[id].base == program::no_tensor)
-                read_[static_cast<std::size_t>(first_clock_[id])] = start.ring;
+                read_[steps_.first_clock(id)] = start.ring;
         look_ahead();
         begin_unit();
         std::size_t rows = 0;
@@ -63,7 +64,7 @@ public:
     // Nothing reads or overwrites `tensor`, which is no view, before `when`.
     void delay(program::TensorId tensor, double when) {
         const auto id = static_cast<std::size_t>(tensor);
-        std::fill_n(written_.begin() + first_clock_[id], instances_[id], when);
+        std::fill_n(written_.begin() + static_cast<std::ptrdiff_t>(steps_.first_clock(id)), steps_.instances(id), when);
     }
 
     bool done() const { return unit_ == units_.size(); }
@@ -118,19 +119,7 @@ private:
         std::vector<double> ended;                    // seconds at which ops of the slot ended, where memory is reused
         const program::Slot* in = nullptr;            // the slot that it is in, and its template
         std::size_t t = 0;
-        std::vector<int> turns; // the slot's micro-batch modulo each of cycles_
-    };
-    // A clock of a tensor: the first of as many as cycles_[cycle].
-    struct Clock {
-        int first = 0;
-        int cycle = 0;
-    };
-    // What an op is asked for again and again: a Program's own ops are large.
-    struct Step {
-        cost::OpCost cost;
-        std::uint32_t reads = 0, writes = 0, end = 0; // into clocks_: reads from `reads`, writes from `writes` to `end`
-        program::Stream stream{};
-        bool receives = false, meets = false; // meets: all stages
+        std::vector<std::uint32_t> turns; // the slot's micro-batch modulo each of steps_.cycles()
     };
     struct Candidate {
         const program::Op* op = nullptr;
@@ -138,59 +127,6 @@ private:
         double start = 0.0, issue = 0.0, arrival = 0.0;
     };
 
-    // Activations have one clock per micro-batch in flight, everything else one in all.
-    void number_clocks() {
-        const std::size_t n = program_.tensors.size();
-        first_clock_.assign(n, 0);
-        instances_.assign(n, 1);
-        int clocks = 0;
-        for (std::size_t id = 0; id < n; ++id) {
-            const program::Tensor& t = program_.tensors[id];
-            if (t.base != program::no_tensor) continue;
-            if (t.storage == program::Storage::activation && t.chunk >= 0)
-                instances_[id] = std::max(1, program_.in_flight[static_cast<std::size_t>(t.chunk)]);
-            first_clock_[id] = clocks;
-            clocks += instances_[id];
-        }
-        written_.assign(static_cast<std::size_t>(clocks), 0.0);
-        read_.assign(static_cast<std::size_t>(clocks), 0.0);
-        cycles_ = {1};
-        std::vector<int> cycle_of(n, 0); // by tensor
-        for (std::size_t id = 0; id < n; ++id) {
-            const auto same = std::find(cycles_.begin(), cycles_.end(), instances_[id]);
-            cycle_of[id] = static_cast<int>(same - cycles_.begin());
-            if (same == cycles_.end()) cycles_.push_back(instances_[id]);
-        }
-        steps_.resize(program_.templates.size());
-        std::vector<bool> used(program_.templates.size(), false);
-        for (const program::Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
-        for (std::size_t t = 0; t < program_.templates.size(); ++t)
-            if (used[t]) add_steps(t, cycle_of);
-    }
-    void add_steps(std::size_t t, const std::vector<int>& cycle_of) {
-        const std::vector<program::Op>& ops = program_.templates[t].ops;
-        const OpAccess access(program_, program_.templates[t]);
-        const auto add = [&](std::span<const program::TensorId> roots) {
-            const auto from = static_cast<std::uint32_t>(clocks_.size());
-            for (const program::TensorId root : roots) {
-                const auto id = static_cast<std::size_t>(root);
-                clocks_.push_back({first_clock_[id], cycle_of[id]});
-            }
-            return from;
-        };
-        steps_[t].resize(ops.size());
-        for (std::size_t i = 0; i < ops.size(); ++i) {
-            Step& step = steps_[t][i];
-            step.cost = (*run_.costs)[t][i];
-            step.stream = ops[i].stream;
-            step.receives = ops[i].kind == program::OpKind::recv;
-            step.meets = !step.receives && ops[i].kind != program::OpKind::send &&
-                         (ops[i].group.axes & plan::axis::pipeline) != 0;
-            step.reads = add(access.read(i));
-            step.writes = add(access.written(i));
-            step.end = static_cast<std::uint32_t>(clocks_.size());
-        }
-    }
     // Computing between an op and the next communication of its template, and the number of layers in a template.
     void look_ahead() {
         until_.resize(program_.templates.size());
@@ -208,11 +144,8 @@ private:
             }
         }
     }
-    static std::size_t index(const Clock& clock, const Position& position) {
-        return static_cast<std::size_t>(clock.first + position.turns[static_cast<std::size_t>(clock.cycle)]);
-    }
-    std::span<const Clock> clocks(std::uint32_t from, std::uint32_t to) const {
-        return std::span(clocks_).subspan(from, to - from);
+    static std::size_t index(const OpSteps::Clock& clock, const Position& position) {
+        return static_cast<std::size_t>(clock.first) + position.turns[clock.cycle];
     }
     // Looks up what the ops of the slot that the lane has come to have in common.
     void enter_slot(int lane) {
@@ -222,8 +155,10 @@ private:
         if (done() || position.slot >= units_[unit_].lanes[lane].size()) return;
         position.in = &program_.slots[slot_index(lane)];
         position.t = static_cast<std::size_t>(position.in->index);
-        position.turns.resize(cycles_.size());
-        for (std::size_t i = 0; i < cycles_.size(); ++i) position.turns[i] = position.in->micro_batch % cycles_[i];
+        const std::vector<int>& cycles = steps_.cycles();
+        position.turns.resize(cycles.size());
+        for (std::size_t i = 0; i < cycles.size(); ++i)
+            position.turns[i] = static_cast<std::uint32_t>(position.in->micro_batch % cycles[i]);
     }
     std::size_t slot_index(int lane) const {
         return static_cast<std::size_t>(units_[unit_].lanes[lane][position_[lane].slot]);
@@ -234,14 +169,14 @@ private:
         const program::Template& tmpl = program_.templates[position.t];
         if (tmpl.ops.empty()) return next_slot(lane);
         const program::Op& op = tmpl.ops[position.op];
-        const Step& step = steps_[position.t][position.op];
+        const OpSteps::Step& step = steps_.step(position.t, position.op);
         Candidate c{&op, lane, 0.0, host_, 0.0};
         double inputs = 0.0;
-        for (const Clock& clock : clocks(step.reads, step.writes))
+        for (const OpSteps::Clock& clock : steps_.reads(step))
             inputs = std::max(inputs, written_[index(clock, position)]);
         if (step.cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
         double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(step.stream)]);
-        for (const Clock& clock : clocks(step.writes, step.end)) {
+        for (const OpSteps::Clock& clock : steps_.writes(step)) {
             const std::size_t i = index(clock, position);
             ready = std::max({ready, written_[i], read_[i]});
         }
@@ -336,7 +271,7 @@ private:
         Position& position = position_[c.lane];
         const program::Slot& slot = *position.in;
         const program::Template& tmpl = program_.templates[position.t];
-        const Step& step = steps_[position.t][position.op];
+        const OpSteps::Step& step = steps_.step(position.t, position.op);
         const cost::OpCost& cost = step.cost;
         double busy = units_[unit_].merged() ? cost.merged : cost.device;
         busy += shared_seconds(*c.op, c.start, busy);
@@ -345,11 +280,11 @@ private:
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;
         stream_free_[static_cast<std::size_t>(c.op->stream)] = end;
-        for (const Clock& clock : clocks(step.reads, step.writes)) {
+        for (const OpSteps::Clock& clock : steps_.reads(step)) {
             double& last = read_[index(clock, position)];
             last = std::max(last, end);
         }
-        for (const Clock& clock : clocks(step.writes, step.end)) written_[index(clock, position)] = end;
+        for (const OpSteps::Clock& clock : steps_.writes(step)) written_[index(clock, position)] = end;
         if (c.op->kind == program::OpKind::send)
             exchange_.sent[Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch)] = end;
         else if (step.receives)
@@ -392,11 +327,8 @@ private:
     std::vector<Unit> units_;
     Exchange& exchange_;
     Contention contention_;
-    std::vector<int> first_clock_, instances_;
+    OpSteps steps_;
     std::vector<double> written_, read_;
-    std::vector<int> cycles_;              // distinct numbers of instances
-    std::vector<std::vector<Step>> steps_; // by template, for those that slots run
-    std::vector<Clock> clocks_;
     std::vector<std::vector<double>> until_;
     std::vector<std::size_t> silent_from_; // first op that no communication follows, by template
     std::vector<int> layers_;
