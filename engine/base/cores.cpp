@@ -103,7 +103,7 @@ void Cores::work(int rank) {
 
 void Cores::park(Lock& held, int rank, const char* what) {
     using Clock = std::chrono::steady_clock;
-    if (failure_) throw Aborted();
+    check();
     const Clock::time_point start = Clock::now();
     Member& self = members_[static_cast<std::size_t>(rank)];
     self.state = State::parked;
@@ -117,7 +117,7 @@ void Cores::park(Lock& held, int rank, const char* what) {
         self.state = State::idle;
         throw Aborted();
     }
-    if (failure_) throw Aborted();
+    check();
     self.waited += std::chrono::duration<double>(self.granted - start).count();
 }
 

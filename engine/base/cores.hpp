@@ -48,6 +48,13 @@ public:
     // Gives the permit away until unpark(rank), then waits for a permit. `what` (a literal) names the wait in the line
     // that reports a deadlock. Throws Aborted when another rank fails.
     void park(Lock& held, int rank, const char* what);
+    // Throws Aborted when another rank has failed. Call with the lock held.
+    void check() const {
+        if (failure_) throw Aborted();
+    }
+    // The failure that ends all ranks, where it cannot wait until its rank's job has ended. The first one stays. Call
+    // with the lock held.
+    void set_failure(std::exception_ptr failure);
     // The rank may go on as soon as a permit is free. Call with the lock held, once per park().
     void unpark(int rank);
     // Seconds that a rank has waited in park() for others and for a permit since its thread began. The time that its
@@ -74,7 +81,6 @@ private:
     void grant(); // hands free permits to the first ready ranks; the caller holds the lock
     void give_back(Member& member);
     void bind(int rank, int core);
-    void set_failure(std::exception_ptr failure);
     void check_deadlock();
 
     std::vector<Member> members_;

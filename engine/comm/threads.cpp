@@ -6,6 +6,7 @@
 #include "planner/plan/mesh.hpp"
 
 #include <cstring>
+#include <thread>
 
 namespace moe::comm {
 
@@ -40,8 +41,9 @@ ThreadFabric::Mailbox& ThreadFabric::mailbox(const Channel& channel) {
     return *found;
 }
 
-void ThreadFabric::meet(Meeting& meeting, int rank, const char* what) {
-    engine::Cores::Lock held = cores_.lock();
+void ThreadFabric::meet(engine::Cores::Lock& held, Meeting& meeting, int rank, const char* what) {
+    // A member that ends because another rank failed takes its operands along: nobody may arrive behind it.
+    cores_.check();
     if (++meeting.arrived < static_cast<int>(meeting.ranks.size())) {
         meeting.waiting.push_back(rank);
         cores_.park(held, rank, what);
@@ -50,6 +52,51 @@ void ThreadFabric::meet(Meeting& meeting, int rank, const char* what) {
     meeting.arrived = 0;
     for (int waiting : meeting.waiting) cores_.unpark(waiting);
     meeting.waiting.clear();
+}
+
+namespace {
+
+// Those that still read hold a core, or are woken by the failure: a moment.
+void wait_for_readers(engine::Cores::Lock& held, const ThreadFabric::Meeting& meeting) {
+    while (meeting.reading > 0) {
+        held.unlock();
+        std::this_thread::yield();
+        held.lock();
+    }
+}
+
+} // namespace
+
+void ThreadFabric::open(Meeting& meeting, int rank, const char* what) {
+    engine::Cores::Lock held = cores_.lock();
+    const bool last = meeting.arrived + 1 == static_cast<int>(meeting.ranks.size());
+    try {
+        meet(held, meeting, rank, what);
+    } catch (const engine::Aborted&) {
+        // Where all had arrived, this member was counted, too.
+        if (meeting.reading > 0) --meeting.reading;
+        wait_for_readers(held, meeting);
+        throw;
+    }
+    if (last) meeting.reading = static_cast<int>(meeting.ranks.size());
+}
+
+void ThreadFabric::close(Meeting& meeting, int rank, const char* what) {
+    engine::Cores::Lock held = cores_.lock();
+    --meeting.reading;
+    try {
+        meet(held, meeting, rank, what);
+    } catch (const engine::Aborted&) {
+        wait_for_readers(held, meeting);
+        throw;
+    }
+}
+
+void ThreadFabric::leave(Meeting& meeting, std::exception_ptr failure) {
+    engine::Cores::Lock held = cores_.lock();
+    cores_.set_failure(std::move(failure));
+    --meeting.reading;
+    wait_for_readers(held, meeting);
 }
 
 void ThreadFabric::put(const Channel& channel, const void* x, std::int64_t bytes) {
@@ -101,16 +148,18 @@ const ThreadCommunicator::GroupRank& ThreadCommunicator::group_rank(plan::Group 
     return group_ranks_.back();
 }
 
-const ThreadCommunicator::GroupRank& ThreadCommunicator::open(plan::Group group, const void* x, void* y,
-                                                              const char* what) {
+template <class Body>
+void ThreadCommunicator::exchange(plan::Group group, const void* x, void* y, const char* what, const Body& body) {
     const GroupRank& here = group_rank(group);
     here.meeting->operands[static_cast<std::size_t>(here.index)] = {x, y};
-    fabric_.meet(*here.meeting, rank_, what);
-    return here;
-}
-
-void ThreadCommunicator::close(const GroupRank& group_rank, const char* what) {
-    fabric_.meet(*group_rank.meeting, rank_, what);
+    fabric_.open(*here.meeting, rank_, what);
+    try {
+        body(here);
+    } catch (...) {
+        fabric_.leave(*here.meeting, std::current_exception());
+        throw;
+    }
+    fabric_.close(*here.meeting, rank_, what);
 }
 
 const char* ThreadCommunicator::operand(const GroupRank& group_rank, int member) const {
@@ -129,100 +178,99 @@ void ThreadCommunicator::reduce(const GroupRank& group_rank, std::int64_t first,
 }
 
 void ThreadCommunicator::all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) {
-    const GroupRank& here = open(group, x, y, "all_gather");
-    for (int m = 0; m < size(group); ++m) copy(offset(y, m * bytes), operand(here, m), bytes);
-    close(here, "all_gather");
+    exchange(group, x, y, "all_gather", [&](const GroupRank& here) {
+        for (int m = 0; m < size(group); ++m) copy(offset(y, m * bytes), operand(here, m), bytes);
+    });
 }
 
 void ThreadCommunicator::reduce_scatter(plan::Group group, const void* x, void* y, std::int64_t elements,
                                         program::Dtype dtype) {
-    const GroupRank& here = open(group, x, y, "reduce_scatter");
-    reduce(here, here.index * elements, y, elements, dtype, false);
-    close(here, "reduce_scatter");
+    exchange(group, x, y, "reduce_scatter",
+             [&](const GroupRank& here) { reduce(here, here.index * elements, y, elements, dtype, false); });
 }
 
 // Each member adds up one part and hands the sum to all: nobody else reads that part of anybody's x, so y may be x.
 void ThreadCommunicator::all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements,
                                     program::Dtype dtype, bool max) {
-    const GroupRank& here = open(group, x, y, "all_reduce");
-    const std::int64_t members = size(group);
-    const std::int64_t first = elements * here.index / members, last = elements * (here.index + 1) / members;
-    const std::int64_t start = program::bytes_of(dtype, first), bytes = program::bytes_of(dtype, last - first);
-    reduce(here, first, offset(y, start), last - first, dtype, max);
-    for (const ThreadFabric::Operand& member : here.meeting->operands)
-        copy(offset(member.y, start), offset(y, start), bytes);
-    close(here, "all_reduce");
+    exchange(group, x, y, "all_reduce", [&](const GroupRank& here) {
+        const std::int64_t members = size(group);
+        const std::int64_t first = elements * here.index / members, last = elements * (here.index + 1) / members;
+        const std::int64_t start = program::bytes_of(dtype, first), bytes = program::bytes_of(dtype, last - first);
+        reduce(here, first, offset(y, start), last - first, dtype, max);
+        for (const ThreadFabric::Operand& member : here.meeting->operands)
+            copy(offset(member.y, start), offset(y, start), bytes);
+    });
 }
 
 void ThreadCommunicator::all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                          std::int64_t capacity_rows) {
-    const GroupRank& here = open(group, x, y, "all_to_all_rows");
-    const RowLayout layout(attr, all_counts);
-    const int me = here.index, etp = index({plan::Domain::expert, plan::axis::tensor});
-    const std::int64_t row = program::bytes_of(dtype, attr.cols);
-    std::int64_t placed = 0;
-    for (int m = 0; m < size(group); ++m) {
-        const std::int64_t rows = attr.combine ? layout.sent(me, etp, m) : layout.sent(m, etp, me);
-        const std::int64_t from = attr.combine ? layout.arrival_offset(me, etp, m) : layout.send_offset(m, etp, me);
-        check_row_capacity("all_to_all_rows", placed + rows, capacity_rows);
-        copy(offset(y, placed * row), offset(operand(here, m), from * row), rows * row);
-        placed += rows;
-    }
-    close(here, "all_to_all_rows");
+    exchange(group, x, y, "all_to_all_rows", [&](const GroupRank& here) {
+        const RowLayout layout(attr, all_counts);
+        const int me = here.index, etp = index({plan::Domain::expert, plan::axis::tensor});
+        const std::int64_t row = program::bytes_of(dtype, attr.cols);
+        std::int64_t placed = 0;
+        for (int m = 0; m < size(group); ++m) {
+            const std::int64_t rows = attr.combine ? layout.sent(me, etp, m) : layout.sent(m, etp, me);
+            const std::int64_t from = attr.combine ? layout.arrival_offset(me, etp, m) : layout.send_offset(m, etp, me);
+            check_row_capacity("all_to_all_rows", placed + rows, capacity_rows);
+            copy(offset(y, placed * row), offset(operand(here, m), from * row), rows * row);
+            placed += rows;
+        }
+    });
 }
 
 void ThreadCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                          std::int64_t capacity_rows) {
-    const GroupRank& here = open(group, x, y, "all_gather_rows");
-    const RowLayout layout(attr, all_counts);
-    const int ep = index({plan::Domain::expert, plan::axis::expert});
-    const std::int64_t row = program::bytes_of(dtype, attr.cols);
-    std::int64_t placed = 0;
-    for (int m = 0; m < size(group); ++m) {
-        const std::int64_t rows = layout.arrived(ep, m);
-        check_row_capacity("all_gather_rows", placed + rows, capacity_rows);
-        copy(offset(y, placed * row), operand(here, m), rows * row);
-        placed += rows;
-    }
-    close(here, "all_gather_rows");
+    exchange(group, x, y, "all_gather_rows", [&](const GroupRank& here) {
+        const RowLayout layout(attr, all_counts);
+        const int ep = index({plan::Domain::expert, plan::axis::expert});
+        const std::int64_t row = program::bytes_of(dtype, attr.cols);
+        std::int64_t placed = 0;
+        for (int m = 0; m < size(group); ++m) {
+            const std::int64_t rows = layout.arrived(ep, m);
+            check_row_capacity("all_gather_rows", placed + rows, capacity_rows);
+            copy(offset(y, placed * row), operand(here, m), rows * row);
+            placed += rows;
+        }
+    });
 }
 
 void ThreadCommunicator::reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                                              const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                              std::int64_t capacity_rows) {
-    const GroupRank& here = open(group, x, y, "reduce_scatter_rows");
-    const RowLayout layout(attr, all_counts);
-    const int ep = index({plan::Domain::expert, plan::axis::expert});
-    std::int64_t first = 0;
-    for (int m = 0; m < here.index; ++m) first += layout.arrived(ep, m);
-    const std::int64_t rows = layout.arrived(ep, here.index);
-    check_row_capacity("reduce_scatter_rows", rows, capacity_rows);
-    reduce(here, first * attr.cols, y, rows * attr.cols, dtype, false);
-    close(here, "reduce_scatter_rows");
+    exchange(group, x, y, "reduce_scatter_rows", [&](const GroupRank& here) {
+        const RowLayout layout(attr, all_counts);
+        const int ep = index({plan::Domain::expert, plan::axis::expert});
+        std::int64_t first = 0;
+        for (int m = 0; m < here.index; ++m) first += layout.arrived(ep, m);
+        const std::int64_t rows = layout.arrived(ep, here.index);
+        check_row_capacity("reduce_scatter_rows", rows, capacity_rows);
+        reduce(here, first * attr.cols, y, rows * attr.cols, dtype, false);
+    });
 }
 
 void ThreadCommunicator::all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                                     std::int64_t element_bytes) {
-    const GroupRank& here = open(group, x, y, "all_to_all");
-    const int parts = size(group);
-    if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
-    const auto bytes = [element_bytes](std::int64_t elements) { return elements * element_bytes; };
-    for (int m = 0; m < parts; ++m)
-        each_exchanged_run(attr, attr.to_heads ? m : here.index, attr.to_heads ? here.index : m,
-                           [&](std::int64_t wide, std::int64_t narrow, std::int64_t count) {
-                               copy(offset(y, bytes(attr.to_heads ? narrow : wide)),
-                                    offset(operand(here, m), bytes(attr.to_heads ? wide : narrow)), bytes(count));
-                           });
-    close(here, "all_to_all");
+    exchange(group, x, y, "all_to_all", [&](const GroupRank& here) {
+        const int parts = size(group);
+        if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
+        const auto bytes = [element_bytes](std::int64_t elements) { return elements * element_bytes; };
+        for (int m = 0; m < parts; ++m)
+            each_exchanged_run(attr, attr.to_heads ? m : here.index, attr.to_heads ? here.index : m,
+                               [&](std::int64_t wide, std::int64_t narrow, std::int64_t count) {
+                                   copy(offset(y, bytes(attr.to_heads ? narrow : wide)),
+                                        offset(operand(here, m), bytes(attr.to_heads ? wide : narrow)), bytes(count));
+                               });
+    });
 }
 
 void ThreadCommunicator::ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) {
-    const GroupRank& here = open(group, x, y, "ring_exchange");
-    const int members = size(group);
-    copy(y, operand(here, (here.index + members - 1) % members), bytes);
-    close(here, "ring_exchange");
+    exchange(group, x, y, "ring_exchange", [&](const GroupRank& here) {
+        const int members = size(group);
+        copy(y, operand(here, (here.index + members - 1) % members), bytes);
+    });
 }
 
 int ThreadCommunicator::peer_rank(int delta) {

@@ -6,6 +6,7 @@
 #include "planner/plan/fwd.hpp"
 
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -29,6 +30,7 @@ public:
         std::vector<Operand> operands; // operands by index in the group
         std::vector<int> waiting;
         int arrived = 0;
+        int reading = 0; // members that may still read or write the others' operands
     };
     using Channel = std::tuple<int, int, int, int>; // (source, destination, tag, stage)
     struct Mailbox {
@@ -39,8 +41,12 @@ public:
 
     Meeting& meeting(plan::Group group, int rank);
     Mailbox& mailbox(const Channel& channel);
-    // Returns when every member has called it.
-    void meet(Meeting& meeting, int rank, const char* what);
+    // Each returns when every member has called it. Between open() and close() a member may use the operands of all.
+    // What either throws, a rank that failed or one that ends beside it, is thrown when nobody uses them any more.
+    void open(Meeting& meeting, int rank, const char* what);
+    void close(Meeting& meeting, int rank, const char* what);
+    // In place of close() for a member that fails.
+    void leave(Meeting& meeting, std::exception_ptr failure);
     void put(const Channel& channel, const void* x, std::int64_t bytes);
     void take(const Channel& channel, void* y, std::int64_t bytes);
 
@@ -48,6 +54,8 @@ public:
     engine::Cores& cores() { return cores_; }
 
 private:
+    void meet(engine::Cores::Lock& held, Meeting& meeting, int rank, const char* what);
+
     const plan::Mesh& mesh_;
     engine::Cores& cores_;
     std::map<std::tuple<plan::Domain, int, int>, std::unique_ptr<Meeting>> meetings_; // (domain, axes, first member)
@@ -90,9 +98,9 @@ private:
         int index = 0;
     };
     const GroupRank& group_rank(plan::Group group);
-    // Between open() and close() the operands of every member may be read.
-    const GroupRank& open(plan::Group group, const void* x, void* y, const char* what);
-    void close(const GroupRank& group_rank, const char* what);
+    // Runs body(group rank) between two meetings of the group.
+    template <class Body>
+    void exchange(plan::Group group, const void* x, void* y, const char* what, const Body& body);
     const char* operand(const GroupRank& group_rank, int member) const;
     // y = sum or maximum over the members of `elements` elements that start at element `first` of each one's x.
     void reduce(const GroupRank& group_rank, std::int64_t first, void* y, std::int64_t elements, program::Dtype dtype,
