@@ -56,6 +56,14 @@ std::string text_of(const Fields& fields) {
     return text;
 }
 
+// A single expert whose weight is divided by itself weighs 1, whatever the router says of it.
+bool weighs_by_logits(const plan::Plan& plan) {
+    return std::any_of(plan.model->layers.begin(), plan.model->layers.end(), [&](int kind) {
+        const std::optional<model::Moe>& moe = plan.model->kinds[static_cast<std::size_t>(kind)].moe;
+        return moe && (moe->top_k > 1 || !(moe->router.normalize || moe->router.softmax_after_top_k));
+    });
+}
+
 // What one rank recorded, and what it trains from there with the same routers and with turned ones.
 struct Reference {
     Folder folder;
@@ -71,7 +79,7 @@ void check_replay(Reference& reference, const plan::Plan& one, const plan::Plan&
         reference.recorded = train_three(one, replay_options(original, ""));
         reference.turned = train_three(one, replay_options("", original), turn_routers);
         CHECK(reference.turned.routed == reference.recorded.routed);
-        CHECK(reference.turned.losses != reference.recorded.losses);
+        if (weighs_by_logits(one)) CHECK(reference.turned.losses != reference.recorded.losses);
         // The test would not notice that nothing is replayed, if turned routers chose as before.
         CHECK(train_three(one, three_steps(), turn_routers).routed != reference.recorded.routed);
     }
