@@ -389,13 +389,4 @@ program::Timeline Trainer::timeline() const {
     return timeline;
 }
 
-device::QueuedStep Trainer::queued_step() const {
-    const device::Queue* queue = ranks_.front().device->queue();
-    if (queue == nullptr) return {};
-    device::QueuedStep step = queue->queued_step();
-    step.event_overhead = ranks_.front().executor->event_overhead();
-    step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
-    return step;
-}
-
 } // namespace moe::train

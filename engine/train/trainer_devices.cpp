@@ -90,4 +90,13 @@ std::string Trainer::device_name() const {
     return ranks_.size() > 1 ? fmt::format("{} x {}", ranks_.size(), name) : name;
 }
 
+device::QueuedStep Trainer::queued_step() const {
+    const device::Queue* queue = ranks_.front().device->queue();
+    if (queue == nullptr) return {};
+    device::QueuedStep step = queue->queued_step();
+    step.event_overhead = ranks_.front().executor->event_overhead();
+    step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
+    return step;
+}
+
 } // namespace moe::train
