@@ -68,6 +68,30 @@ struct Fp8Rows {
     float* scale = nullptr;
 };
 
+// Columns of routed rows in E4M3, as the gradients of weights read them, which contract along the rows: data[blocks,
+// cols, 128] and scale[blocks, cols]. A group's rows are cut into blocks of 128 from its first one on, and the blocks
+// of a group follow those of the group before. Rows that a group's last block lacks are zeros.
+struct Fp8Columns {
+    std::uint8_t* data = nullptr;
+    float* scale = nullptr;
+};
+// The most blocks that so many rows in so many groups (0: one) can have.
+inline constexpr std::int64_t column_blocks(std::int64_t rows, std::int64_t groups) {
+    const std::int64_t begun = groups < 1 ? 1 : groups < rows ? groups : rows;
+    return (rows + (scale_block - 1) * begun) / scale_block;
+}
+
+// The gradient of weights from columns of E4M3 with FP32 scales along the rows (DeepSeek-V3, arXiv:2412.19437, section
+// 3.3.2): over the blocks b of group e,
+//   C_e[n, k] (+)= sum of a.scale[b, n] * b.scale[b, k] * A[b, n] B[b, k]^T
+// No counts: all rows are one group's.
+struct ScaledGradient {
+    int groups = 1;
+    std::int64_t n = 0, k = 0, capacity = 0; // capacity: rows of the buffer that the counts speak of
+    bool accumulate = true;                  // false sets C, also of groups without rows
+    int reserved_sms = 0;                    // multiprocessors of a device that something else holds meanwhile
+};
+
 struct FilledRows {
     std::int64_t rows = 0, cols = 0;
     int groups = 0; // length of counts

@@ -225,6 +225,9 @@ struct Kernels {
     // ceil(k / 128)]
     void (*scaled_gemm)(const ScaledShape& shape, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
                         const float* b_scale, const std::int32_t* counts, Dst c, void* stream);
+    // C[groups, n, k] of the columns a[blocks, n, 128] and b[blocks, k, 128].
+    void (*scaled_wgrad)(const ScaledGradient& shape, Fp8Columns a, Fp8Columns b, const std::int32_t* counts, Dst c,
+                         void* stream);
     // q[rows, cols] and scale[rows, ceil(cols / 128)]: x divided by the scale of its block (fp8_scale), rounded to
     // E4M3. Only rows that counts[groups] say hold data, all where counts is null. Columns are a multiple of 16.
     void (*quantize_rows)(const FilledRows& shape, Src x, const std::int32_t* counts, std::uint8_t* q, float* scale,
@@ -232,6 +235,13 @@ struct Kernels {
     // y[rows, cols] = q * scale
     void (*dequantize_rows)(const FilledRows& shape, const std::uint8_t* q, const float* scale,
                             const std::int32_t* counts, Dst y, void* stream);
+    // Columns of x[rows, cols], rounded to BF16 first where it is FP32, and of the same values [q], as quantize_rows
+    // leaves it. Columns are a multiple of 16.
+    void (*quantize_columns)(const FilledRows& shape, Src x, const std::int32_t* counts, Fp8Rows q, Fp8Columns columns,
+                             void* stream);
+    // Columns of what the rows q stand for, in BF16.
+    void (*requantize_columns)(const FilledRows& shape, Fp8Rows q, const std::int32_t* counts, Fp8Columns columns,
+                               void* stream);
     // Weights w[groups, n, k], rounded to BF16 first where they are FP32, in blocks of 128 x 128: as they are,
     // q[groups, n, k], scale[groups, ceil(n / 128), ceil(k / 128)], and transposed, qt[groups, k, n] with its scales. n
     // and k are multiples of 16.

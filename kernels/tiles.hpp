@@ -34,7 +34,8 @@ constexpr TileKind tile_kind(int down, int across, int columns, int depth, Work 
     return {down, across, depth, 4.0 * columns + issue_cycles, work == Work::together ? 2700.0 : 0.0, swapped};
 }
 
-// Tiles of products of routed rows (forward, dgrad), of their weights' gradients, and of rows and weights in E4M3.
+// Tiles of products of routed rows (forward, dgrad), of their weights' gradients, of rows and weights in E4M3, and
+// of gradients from columns in E4M3.
 inline constexpr std::array<TileKind, 3> row_tiles{tile_kind(128, 512, 256, 64, Work::together),
                                                    tile_kind(128, 384, 192, 64, Work::in_turn),
                                                    tile_kind(128, 256, 128, 64, Work::together)};
@@ -44,6 +45,9 @@ inline constexpr std::array<TileKind, 3> gradient_tiles{tile_kind(256, 192, 192,
 inline constexpr std::array<TileKind, 3> scaled_tiles{tile_kind(128, 384, 192, 128, Work::streamed),
                                                       tile_kind(128, 512, 256, 128, Work::in_passes),
                                                       tile_kind(128, 256, 128, 128, Work::streamed)};
+inline constexpr std::array<TileKind, 3> scaled_gradient_tiles{tile_kind(256, 256, 256, 128, Work::in_passes),
+                                                               tile_kind(256, 192, 192, 128, Work::streamed),
+                                                               tile_kind(128, 512, 256, 128, Work::in_passes)};
 
 // C_e[m, n] of every group over `depth` contracted elements. Routed rows spread evenly over the groups: they are the
 // rows of C, whose m is 0, or the depth of a gradient, which is 0.

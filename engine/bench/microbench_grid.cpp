@@ -29,9 +29,13 @@ std::vector<Point> grid_of_cores() {
         for (const machine::Precision precision : {machine::Precision::fp32, machine::Precision::bf16}) {
             const int h = s.hidden;
             points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision, experts});
-            if (precision == machine::Precision::bf16)
-                points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs,
-                                  machine::Precision::fp8_blockwise, experts});
+            if (precision == machine::Precision::bf16) {
+                for (const bool fp8_wgrad : {false, true}) {
+                    points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs,
+                                      machine::Precision::fp8_blockwise, experts});
+                    points.back().fp8_wgrad = fp8_wgrad;
+                }
+            }
             if (!s.all_families) continue;
             points.push_back(
                 {"qwen2", h, h / 16, h / 16, 16, h, 8, 2, 2 * h, 4 * h, s.seq, s.mbs, precision, expert_tensor});
@@ -42,11 +46,12 @@ std::vector<Point> grid_of_cores() {
 }
 
 // Widths, experts and sequences of published MoE models and fractions of them, none of them a whole model. Those in
-// blockwise FP8 have heads and sequences of their own, since their attention is in BF16 too: from a launch that leaves
-// multiprocessors idle to many waves of them. Three have long sequences: from 4,096 tokens attention was predicted up
-// to 15 % too fast at 32,768 (profiles/measured/h200-2026-11-23-offload.json). They are as wide as such models are:
-// beside small products the gradient of the same attention is 9 to 18 % faster, since the card holds a higher clock
-// (profiles/measured/h200-2026-11-23-clocks.json). One sends activations to the host and back, 8 to 67 MB at a time.
+// blockwise FP8, wgrad in FP8 in all but two, have heads and sequences of their own, since their attention is in BF16
+// too: from a launch that leaves multiprocessors idle to many waves of them. Three have long sequences: from 4,096
+// tokens attention was predicted up to 15 % too fast at 32,768 (profiles/measured/h200-2026-11-23-offload.json). They
+// are as wide as such models are: beside small products the gradient of the same attention is 9 to 18 % faster, since
+// the card holds a higher clock (profiles/measured/h200-2026-11-23-clocks.json). One sends activations to the host and
+// back, 8 to 67 MB at a time.
 std::vector<Point> grid_of_gpus() {
     constexpr machine::Precision fp32 = machine::Precision::fp32, bf16 = machine::Precision::bf16,
                                  fp8 = machine::Precision::fp8_blockwise;
@@ -77,13 +82,13 @@ std::vector<Point> grid_of_gpus() {
             {"deepseek", 2048, 32, 32, 128, 1024, 16, 4, 8192, 32768, 4096, 1},
             {"qwen2", 2048, 16, 16, 128, 1408, 16, 4, 5632, 65536, 4096, 1},
             {"deepseek", 1024, 8, 8, 128, 512, 16, 4, 2048, 8192, 2048, 1, fp8},
-            {"qwen3", 512, 16, 4, 64, 256, 8, 2, 1536, 4096, 512, 2, fp8},
-            {"qwen3", 1024, 12, 2, 128, 384, 32, 8, 3072, 8192, 2048, 2, fp8},
-            {"qwen3", 2048, 10, 2, 128, 1024, 16, 2, 6144, 8192, 1024, 4, fp8},
+            {"qwen3", 512, 16, 4, 64, 256, 8, 2, 1536, 4096, 512, 2, fp8, {}, false, 0, true},
+            {"qwen3", 1024, 12, 2, 128, 384, 32, 8, 3072, 8192, 2048, 2, fp8, {}, false, 0, true},
+            {"qwen3", 2048, 10, 2, 128, 1024, 16, 2, 6144, 8192, 1024, 4, fp8, {}, false, 0, true},
             {"qwen2", 2048, 16, 16, 128, 1408, 16, 4, 5632, 8192, 2048, 2, fp8},
-            {"qwen3", 2048, 20, 4, 128, 768, 64, 8, 6144, 8192, 4096, 1, fp8},
-            {"mixtral", 4096, 48, 8, 128, 7168, 4, 2, 0, 8192, 2048, 1, fp8},
-            {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 8192, 4096, 2, fp8},
+            {"qwen3", 2048, 20, 4, 128, 768, 64, 8, 6144, 8192, 4096, 1, fp8, {}, false, 0, true},
+            {"mixtral", 4096, 48, 8, 128, 7168, 4, 2, 0, 8192, 2048, 1, fp8, {}, false, 0, true},
+            {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 8192, 4096, 2, fp8, {}, false, 0, true},
             {"deepseek", 4096, 24, 24, 128, 1408, 8, 2, 12288, 8192, 16384, 1},
             {"qwen3", 2048, 32, 4, 128, 768, 32, 8, 6144, 8192, 16384, 1},
             {"qwen2", 4096, 32, 8, 128, 1408, 16, 4, 11008, 8192, 32768, 1},
@@ -168,6 +173,7 @@ plan::Plan plan_of(const Point& p, const ops::Backend& backend) {
     plan.precision = p.precision;
     plan.deterministic = p.deterministic;
     plan.offload = p.offload;
+    plan.fp8_wgrad = p.fp8_wgrad;
     return plan;
 }
 

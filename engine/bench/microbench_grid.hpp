@@ -26,6 +26,7 @@ struct Point {
     Sharing sharing{};
     bool deterministic = false;
     unsigned offload = 0; // set of offload:: modules
+    bool fp8_wgrad = false;
 };
 
 // Each from small to large, so that a budget that runs out costs the far end and never a kind of op.

@@ -9,6 +9,32 @@ FilledRows rows_shape(const OpContext& c, const program::Tensor& rows) {
     return {rows.rows, rows.cols, groups_of(c, 1)};
 }
 
+// `rows` rows further on.
+Fp8Rows further(Fp8Rows x, std::int64_t rows, std::int64_t cols) {
+    return x.data == nullptr ? x : Fp8Rows{x.data + rows * cols, x.scale + rows * scale_blocks(cols)};
+}
+// So many blocks further on.
+Fp8Columns further(Fp8Columns x, std::int64_t blocks, std::int64_t cols) {
+    return {x.data + blocks * cols * scale_block, x.scale + blocks * cols};
+}
+
+// Columns of BF16 or of quantized rows, piece by piece.
+void quantize_columns(const OpContext& c) {
+    const int pieces = std::get<program::ColumnBlocksAttr>(c.op.attr).pieces;
+    FilledRows shape = rows_shape(c, c.input(0));
+    shape.rows /= pieces;
+    const std::int64_t blocks = c.output(1).rows / scale_block / pieces;
+    for (int piece = 0; piece < pieces; ++piece) {
+        const std::int64_t row = piece * shape.rows;
+        const Fp8Columns to = further(fp8_columns_out(c, 1), piece * blocks, shape.cols);
+        if (is_fp8(c, 0))
+            c.kernels.requantize_columns(shape, further(fp8(c, 0), row, shape.cols), ints(c, 1), to, c.stream);
+        else
+            c.kernels.quantize_columns(shape, src(c, 0) + row * shape.cols, ints(c, 1),
+                                       further(fp8_out(c, 0), row, shape.cols), to, c.stream);
+    }
+}
+
 void quantize(const OpContext& c) {
     if (const auto* w = std::get_if<program::QuantizeAttr>(&c.op.attr)) {
         const Fp8Weights to = fp8_weights(c.out[0], *w);
@@ -16,6 +42,7 @@ void quantize(const OpContext& c) {
                                    to.transposed.data, to.transposed.scale, c.stream);
         return;
     }
+    if (std::holds_alternative<program::ColumnBlocksAttr>(c.op.attr)) return quantize_columns(c);
     const Fp8Rows to = fp8_out(c, 0);
     c.kernels.quantize_rows(rows_shape(c, c.output(0)), src(c, 0), ints(c, 1), to.data, to.scale, c.stream);
 }
@@ -46,6 +73,18 @@ void fp8_grouped_gemm(const OpContext& c) {
     const Fp8Rows x = fp8(c, 0), &b = forward ? w.plain : w.transposed;
     const ScaledShape shape{a.groups, forward ? a.n : a.k, forward ? a.k : a.n, a.capacity};
     c.kernels.scaled_gemm(shape, x.data, x.scale, b.data, b.scale, ints(c, 2), dst(c, 0), c.stream);
+}
+
+// dW (+)= dy^T x of columns; with pieces, of those that one of them has.
+void fp8_wgrad(const OpContext& c, std::size_t dy, std::int64_t piece, GemmShape s) {
+    const Fp8Columns x = further(fp8_columns(c, 1), piece * scale_blocks(s.k), s.n);
+    c.kernels.scaled_wgrad({1, s.m, s.n, s.k, s.accumulate}, fp8_columns(c, dy), x, nullptr, dst(c, 0), c.stream);
+}
+
+void fp8_grouped_wgrad(const OpContext& c) {
+    const program::GroupedGemmAttr& a = std::get<program::GroupedGemmAttr>(c.op.attr);
+    c.kernels.scaled_wgrad({a.groups, a.n, a.k, a.capacity, a.accumulate, a.reserved_sms}, fp8_columns(c, 0),
+                           fp8_columns(c, 1), ints(c, 2), dst(c, 0), c.stream);
 }
 
 void add_fp8_kernels(Backend& backend) {

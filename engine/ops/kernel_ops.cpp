@@ -111,9 +111,13 @@ void gemm_of_pieces(const OpContext& c, GemmShape shape) {
     shape.k /= pieces;
     const std::int64_t first = shape.b_offset;
     for (int step = 0; step < pieces; ++step) {
-        shape.b_offset = first + member_of(c, pieces, step) * shape.k * shape.n;
-        c.kernels.gemm(shape, src(c, step == 0 ? 0 : static_cast<std::size_t>(step) + 1), src(c, 1), dst(c, 0),
-                       c.stream);
+        const std::size_t dy = step == 0 ? 0 : static_cast<std::size_t>(step) + 1;
+        const std::int64_t piece = member_of(c, pieces, step);
+        shape.b_offset = first + piece * shape.k * shape.n;
+        if (is_columns(c, 0))
+            fp8_wgrad(c, dy, piece, shape);
+        else
+            c.kernels.gemm(shape, src(c, dy), src(c, 1), dst(c, 0), c.stream);
         shape.accumulate = true;
     }
 }
@@ -123,6 +127,7 @@ void gemm(const OpContext& c) {
     GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
                     a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
     if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
+    if (is_columns(c, 0)) return fp8_wgrad(c, 0, 0, shape);
     if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * (a.ldc != 0 ? a.ldc : a.n);
     shape.m /= a.runs;
     for (std::int64_t run = 0; run < a.runs; ++run) {

@@ -41,6 +41,13 @@ inline Fp8Rows fp8_out(const OpContext& c, std::size_t i) {
     return c.has_output(i) ? fp8_at(c.out[i], c.output(i).scale_offset()) : Fp8Rows{};
 }
 
+inline Fp8Columns fp8_columns_at(void* data, const program::Tensor& x) {
+    const Fp8Rows at = fp8_at(data, x.scale_offset());
+    return {at.data, at.scale};
+}
+inline Fp8Columns fp8_columns(const OpContext& c, std::size_t i) { return fp8_columns_at(c.in[i], c.input(i)); }
+inline Fp8Columns fp8_columns_out(const OpContext& c, std::size_t i) { return fp8_columns_at(c.out[i], c.output(i)); }
+
 // Weights in both forms, as QuantizeAttr lays them out.
 struct Fp8Weights {
     Fp8Rows plain, transposed;
@@ -52,6 +59,9 @@ inline Fp8Weights fp8_weights(void* data, const program::QuantizeAttr& w) {
 }
 inline bool is_fp8(const OpContext& c, std::size_t i) {
     return c.has_input(i) && c.input(i).dtype == program::Dtype::fp8_block;
+}
+inline bool is_columns(const OpContext& c, std::size_t i) {
+    return c.has_input(i) && c.input(i).dtype == program::Dtype::fp8_columns;
 }
 
 // The parts of an optimizer's shard that move, one after the other.
@@ -73,6 +83,9 @@ inline int groups_of(const OpContext& c, std::size_t counts) {
 void add_fp8_kernels(Backend& backend);
 void fp8_gemm(const OpContext& context, const GemmShape& shape);
 void fp8_grouped_gemm(const OpContext& context);
+// Of columns: the part of operand `dy` whose rows are piece `piece` of the other operand's, shape.k in each.
+void fp8_wgrad(const OpContext& context, std::size_t dy, std::int64_t piece, GemmShape shape);
+void fp8_grouped_wgrad(const OpContext& context);
 
 // Momentum and Newton-Schulz; add_kernels() calls it.
 void add_muon_kernels(Backend& backend);

@@ -149,6 +149,7 @@ void unsort_rows(const OpContext& c) {
 
 void grouped_gemm(const OpContext& c) {
     if (is_fp8(c, 0)) return fp8_grouped_gemm(c);
+    if (is_columns(c, 0)) return fp8_grouped_wgrad(c);
     const program::GroupedGemmAttr& a = std::get<program::GroupedGemmAttr>(c.op.attr);
     const GroupedProduct product = a.mode == program::GroupedMode::forward ? GroupedProduct::forward
                                    : a.mode == program::GroupedMode::dgrad ? GroupedProduct::dgrad

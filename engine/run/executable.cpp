@@ -51,7 +51,8 @@ void check_ops(const plan::Plan& plan, const program::Program& program, const op
                        program::to_string(op.kind), backend.name);
     for (const program::Tensor& tensor : program.tensors)
         if (tensor.dtype != program::Dtype::f32 && tensor.dtype != program::Dtype::bf16 &&
-            tensor.dtype != program::Dtype::fp8_block && tensor.dtype != program::Dtype::i32)
+            tensor.dtype != program::Dtype::fp8_block && tensor.dtype != program::Dtype::fp8_columns &&
+            tensor.dtype != program::Dtype::i32)
             refuse("execute: precision = {} stores {} as {}, the {} back end has f32, bf16 and fp8-blockwise: search "
                    "again with --precision bf16",
 

@@ -50,6 +50,54 @@ void dequantize_rows(const FilledRows& s, const std::uint8_t* q, const float* sc
     }
 }
 
+// Columns of one block of `rows` rows, which are in FP32 one behind the other.
+void put_columns(const float* x, std::int64_t rows, std::int64_t cols, Fp8Columns to) {
+    float* column = scratch(Slot::c, scale_block);
+    for (std::int64_t c = 0; c < cols; ++c) {
+        for (std::int64_t r = 0; r < rows; ++r) column[r] = x[r * cols + c];
+        std::uint8_t* q = to.data + c * scale_block;
+        to.scale[c] = quantize_block(column, rows, q);
+        std::fill(q + rows, q + scale_block, std::uint8_t{0});
+    }
+}
+
+// Block by block of all groups' rows, read(first, rows, x) brings its rows in FP32.
+template <class Read>
+void each_block(const FilledRows& s, const std::int32_t* counts, Fp8Columns to, const Read& read_block) {
+    float* x = scratch(Slot::b, scale_block * s.cols);
+    std::int64_t first = 0;
+    for (int e = 0; e < (counts == nullptr ? 1 : s.groups); ++e) {
+        const std::int64_t end = first + (counts == nullptr ? s.rows : rows_of(counts, e, first, s.rows));
+        for (; first < end; first = std::min(end, first + scale_block)) {
+            const std::int64_t rows = std::min<std::int64_t>(scale_block, end - first);
+            read_block(first, rows, x);
+            put_columns(x, rows, s.cols, to);
+            to.data += s.cols * scale_block, to.scale += s.cols;
+        }
+    }
+}
+
+void quantize_columns(const FilledRows& s, Src x, const std::int32_t* counts, Fp8Rows q, Fp8Columns columns, void*) {
+    const std::int64_t across = scale_blocks(s.cols);
+    each_block(s, counts, columns, [&](std::int64_t first, std::int64_t rows, float* wide) {
+        load(x, first * s.cols, rows * s.cols, wide);
+        for (std::int64_t i = 0; i < rows * s.cols; ++i) wide[i] = float_of_bf16(bf16_of_float(wide[i]));
+        for (std::int64_t r = 0; q.data != nullptr && r < rows; ++r)
+            quantize_part(wide + r * s.cols, s.cols, q, (first + r) * s.cols, (first + r) * across);
+    });
+}
+
+void requantize_columns(const FilledRows& s, Fp8Rows q, const std::int32_t* counts, Fp8Columns columns, void*) {
+    const std::int64_t across = scale_blocks(s.cols);
+    each_block(s, counts, columns, [&](std::int64_t first, std::int64_t rows, float* wide) {
+        for (std::int64_t i = 0; i < rows * s.cols; ++i) {
+            const std::int64_t row = first + i / s.cols, col = i % s.cols;
+            const float scale = q.scale[row * across + col / scale_block];
+            wide[i] = float_of_bf16(bf16_of_float(float_of_e4m3(q.data[row * s.cols + col]) * scale));
+        }
+    });
+}
+
 // One block, whose first element is `at` of one matrix [n, k]; `back` is its place in the transposed one.
 struct Square {
     std::int64_t rows, cols, at, back;
@@ -101,6 +149,8 @@ void quantize_part(float* values, std::int64_t n, Fp8Rows q, std::int64_t at, st
 
 void add_quantize(Kernels& table) {
     table.quantize_rows = quantize_rows;
+    table.quantize_columns = quantize_columns;
+    table.requantize_columns = requantize_columns;
     table.dequantize_rows = dequantize_rows;
     table.quantize_weights = quantize_weights;
 }

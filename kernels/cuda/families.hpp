@@ -33,11 +33,14 @@ void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);
 void add_places(Kernels& table);
 void add_quantize(Kernels& table);
+void add_quantize_columns(Kernels& table);
 void add_rope(Kernels& table);
 void add_router(Kernels& table);
 void add_scale(Kernels& table);
 void add_scaled_gemm(Kernels& table);
 void add_plain_scaled_gemm(Kernels& table);
+void add_scaled_wgrad(Kernels& table);
+void add_plain_scaled_wgrad(Kernels& table);
 void add_slots(Kernels& table);
 void add_ssd(Kernels& table);
 void add_ssd_grad(Kernels& table); // add_ssd() calls it.

@@ -3,7 +3,7 @@
 // A thread holds 16 neighbouring elements, eight threads a block of 128: what they need of each other is its largest
 // magnitude.
 #include "kernels/cuda/families.hpp"
-#include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/fp8_square.cuh"
 
 namespace moe::cuda {
 namespace {
@@ -48,31 +48,6 @@ __global__ void __launch_bounds__(row_threads)
     });
 }
 
-constexpr int held = 16;                    // elements of a weight in a thread
-constexpr int sharers = scale_block / held; // threads of a row of a square
-constexpr int threads = 256;
-constexpr int square_rows = threads / sharers; // rows of a square that are read at a time
-
-// Weights in BF16, two in a register, so that several squares of a multiprocessor are under way.
-using Values = Pack<__nv_bfloat16, held>;
-
-__device__ uint4 rounded(const Values& x, float inverse) {
-    return {four_e4m3(x, 0, inverse), four_e4m3(x, 4, inverse), four_e4m3(x, 8, inverse), four_e4m3(x, 12, inverse)};
-}
-
-template <class T>
-__device__ Values values_at(const T* x) {
-    const auto read = Access<T, held>::take({x, Type::f32}, 0);
-    if constexpr (sizeof(T) == 2) {
-        return read;
-    } else {
-        float value[held];
-#pragma unroll
-        for (int j = 0; j < held; ++j) value[j] = read[j];
-        return Access<__nv_bfloat16, held>::pack(value);
-    }
-}
-
 struct WeightForms {
     std::uint8_t* q;
     float* scale;
@@ -80,48 +55,11 @@ struct WeightForms {
     float* qt_scale;
 };
 
-// The square's bytes by rows of 128, each row's eight packs of 16 exchanged by the row's number over 16: then neither
-// the rows that are written nor the columns that are read meet in a bank.
-struct Square {
-    uint4 pack[scale_block * sharers];
-    __device__ uint4& at(int row, int pack_of_row) { return pack[row * sharers + (pack_of_row ^ (row / held))]; }
-    __device__ unsigned word(int row, int word_of_row) {
-        return reinterpret_cast<const unsigned*>(&at(row, word_of_row / 4))[word_of_row % 4];
-    }
-};
-
-// Four bytes of four rows each as four rows of four bytes.
-__device__ void transpose(const unsigned (&row)[4], unsigned (&column)[4]) {
-    const unsigned low01 = __byte_perm(row[0], row[1], 0x5140), high01 = __byte_perm(row[0], row[1], 0x7362);
-    const unsigned low23 = __byte_perm(row[2], row[3], 0x5140), high23 = __byte_perm(row[2], row[3], 0x7362);
-    column[0] = __byte_perm(low01, low23, 0x5410), column[1] = __byte_perm(low01, low23, 0x7632);
-    column[2] = __byte_perm(high01, high23, 0x5410), column[3] = __byte_perm(high01, high23, 0x7632);
-}
-
-// Columns 4 * (threadIdx.x / 8) and three more, rows 16 * (threadIdx.x % 8) and 15 more.
-__device__ void put_transposed(Square& square, std::uint8_t* to, std::int64_t stride, int rows, int cols) {
-    const int row = static_cast<int>(threadIdx.x) % sharers * held, col = static_cast<int>(threadIdx.x) / sharers * 4;
-    if (row >= rows || col >= cols) return;
-    unsigned out[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const unsigned in[] = {square.word(row + 4 * i, col / 4), square.word(row + 4 * i + 1, col / 4),
-                               square.word(row + 4 * i + 2, col / 4), square.word(row + 4 * i + 3, col / 4)};
-        unsigned turned[4];
-        transpose(in, turned);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) out[c][i] = turned[c];
-    }
-#pragma unroll
-    for (int c = 0; c < 4; ++c)
-        *reinterpret_cast<uint4*>(to + (col + c) * stride + row) = uint4{out[c][0], out[c][1], out[c][2], out[c][3]};
-}
-
 template <class T>
-__global__ void __launch_bounds__(threads, 4) weights_kernel(QuantizedWeights s, const T* w, WeightForms to) {
+__global__ void __launch_bounds__(square_threads, 4) weights_kernel(QuantizedWeights s, const T* w, WeightForms to) {
     constexpr int passes = scale_block / square_rows;
     __shared__ Square square;
-    __shared__ unsigned found[threads / warp_size];
+    __shared__ unsigned found[square_threads / warp_size];
     const std::int64_t down = ceil_div(s.n, std::int64_t{scale_block}),
                        across = ceil_div(s.k, std::int64_t{scale_block});
     const std::int64_t group = blockIdx.x / (down * across), i = blockIdx.x / across % down, j = blockIdx.x % across;
@@ -136,7 +74,8 @@ __global__ void __launch_bounds__(threads, 4) weights_kernel(QuantizedWeights s,
 #pragma unroll
     for (int p = 0; p < passes; ++p) {
         const int row = p * square_rows + top;
-        values[p] = row < rows && pack * held < cols ? values_at(w + corner + row * s.k + pack * held) : Values{};
+        values[p] =
+            row < rows && pack * square_pack < cols ? values_at(w + corner + row * s.k + pack * square_pack) : Values{};
     }
 #pragma unroll
     for (int p = 0; p < passes; ++p) bits = max(bits, largest_of(values[p]));
@@ -152,8 +91,8 @@ __global__ void __launch_bounds__(threads, 4) weights_kernel(QuantizedWeights s,
         const int row = p * square_rows + top;
         const uint4 bytes = rounded(values[p], block.inverse);
         square.at(row, pack) = bytes;
-        if (row < rows && pack * held < cols)
-            *reinterpret_cast<uint4*>(to.q + corner + row * s.k + pack * held) = bytes;
+        if (row < rows && pack * square_pack < cols)
+            *reinterpret_cast<uint4*>(to.q + corner + row * s.k + pack * square_pack) = bytes;
     }
     __syncthreads();
     put_transposed(square, to.qt + (group * s.k + first_col) * s.n + first_row, s.n, rows, cols);
@@ -162,7 +101,7 @@ __global__ void __launch_bounds__(threads, 4) weights_kernel(QuantizedWeights s,
 void quantize_rows(const FilledRows& s, Src x, const std::int32_t* counts, std::uint8_t* q, float* scale,
                    void* stream) {
     if (s.rows <= 0 || s.cols <= 0) return;
-    demand_packs("quantize_rows", {x.data, q}, held, s.cols);
+    demand_packs("quantize_rows", {x.data, q}, square_pack, s.cols);
     with_storage(x.type, [&](auto element) {
         launch_rows<quantize_kernel<decltype(element)>>(s.rows, stream, s, x, counts, Fp8Rows{q, scale});
     });
@@ -171,7 +110,7 @@ void quantize_rows(const FilledRows& s, Src x, const std::int32_t* counts, std::
 void dequantize_rows(const FilledRows& s, const std::uint8_t* q, const float* scale, const std::int32_t* counts, Dst y,
                      void* stream) {
     if (s.rows <= 0 || s.cols <= 0) return;
-    demand_packs("dequantize_rows", {q, y.data}, held, s.cols);
+    demand_packs("dequantize_rows", {q, y.data}, square_pack, s.cols);
     const Fp8Rows from{const_cast<std::uint8_t*>(q), const_cast<float*>(scale)};
     with_storage(y.type, [&](auto element) {
         launch_rows<dequantize_kernel<decltype(element)>>(s.rows, stream, s, from, counts, y);
@@ -186,7 +125,7 @@ void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* 
     demand_packs("quantize_weights", {w.data, q, qt}, s.n, s.k);
     with_storage(w.type, [&](auto element) {
         using T = decltype(element);
-        weights_kernel<T><<<static_cast<unsigned>(squares), threads, 0, stream_of(stream)>>>(
+        weights_kernel<T><<<static_cast<unsigned>(squares), square_threads, 0, stream_of(stream)>>>(
             s, static_cast<const T*>(w.data), {q, scale, qt, qt_scale});
     });
     CUDA_CHECK(cudaGetLastError());

@@ -64,11 +64,13 @@ const Kernels* cuda_kernels() {
         cuda::add_permute(t);
         cuda::add_places(t);
         cuda::add_quantize(t);
+        cuda::add_quantize_columns(t);
         cuda::add_rope(t);
         cuda::add_mla_rope(t);
         cuda::add_router(t);
         cuda::add_scale(t);
         cuda::add_scaled_gemm(t);
+        cuda::add_scaled_wgrad(t);
         cuda::add_slots(t);
         cuda::add_ssd(t);
         cuda::add_sort(t);
@@ -98,6 +100,7 @@ const Kernels* cuda_plain_kernels() {
         cuda::add_attention_grad(plain);
         cuda::add_plain_gemm(plain);
         cuda::add_plain_scaled_gemm(plain);
+        cuda::add_plain_scaled_wgrad(plain);
         return plain;
     }();
     return &table;

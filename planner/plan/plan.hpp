@@ -88,6 +88,9 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     int bf16_first = 0,
         bf16_last = 0; // decoder layers that stay in BF16; set by keep_in_bf16(), which marks the model's
     Fp8Scaling fp8_scaling = Fp8Scaling::current;
+    // Of plans that quantize by rows (blocks_by_rows()): wgrad multiplies in FP8, too; off: in BF16. Other stacks
+    // multiply it as their recipe does. Megatron-LM and Transformer Engine have the name, for delayed scaling.
+    bool fp8_wgrad = false;
     // In which gradients are summed and reduced: fp32 or bf16, see StackTraits::reduces_bf16_copy.
     machine::Precision gradients = machine::Precision::fp32;
     unsigned recompute = 0; // set of recompute:: modules
@@ -135,7 +138,9 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     // True for our stack where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its
     // rows, which the forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the
     // gradient of the output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of
-    // two. Published stacks keep a second form, scaled along the tokens, and multiply in FP8.
+    // two. With fp8_wgrad the backward makes of it what wgrad multiplies, scaled by 128 x 1 of the rows of each group,
+    // which loses only what is 2^14 times smaller than the largest of its block. Published stacks keep that second form
+    // from the forward on.
     bool blocks_by_rows() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in

@@ -80,6 +80,13 @@ PlanFault check_precision(const Plan& plan) {
         plan.expert_precision != machine::Precision::fp8_tensor)
         return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",
                      machine::to_string(plan.precision));
+    if (plan.fp8_wgrad && plan.precision != machine::Precision::fp8_blockwise &&
+        plan.experts() != machine::Precision::fp8_blockwise && plan.head() != machine::Precision::fp8_blockwise)
+        return fault("fp8_wgrad", "fp8_wgrad = on: nothing is fp8-blockwise, precision = {}",
+                     machine::to_string(plan.precision));
+    if (plan.fp8_wgrad && plan.lora.on())
+        return fault("fp8_wgrad", "fp8_wgrad = on: under lora = {} the quantized weights are frozen and have no wgrad",
+                     to_string(plan.lora));
     if (plan.gradients != machine::Precision::fp32 && plan.gradients != machine::Precision::bf16)
         return fault("gradients", "gradients = {}: must be fp32 or bf16", machine::to_string(plan.gradients));
     return {};

@@ -100,6 +100,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::bf16_first,             everywhere}, // the model says the same layer by layer
     FieldRow{&Plan::bf16_last,              everywhere},
     FieldRow{&Plan::fp8_scaling,            everywhere},
+    FieldRow{&Plan::fp8_wgrad,              {value,   value,   none,    value,   value,   value,   none}},
     FieldRow{&Plan::gradients,              everywhere},
     FieldRow{&Plan::recompute,              {value,   value,   none,    none,    none,    none,    none}},
     FieldRow{&Plan::offload,                {value,   value,   none,    value,   value,   value,   none}},

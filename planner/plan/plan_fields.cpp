@@ -110,6 +110,8 @@ const std::vector<Field>& fields() {
         {"bf16_layers", bf16_layers_from_string, bf16_layers_to_string},
         {"fp8_scaling", [](Plan& plan, const std::string& v) { plan.fp8_scaling = fp8_scaling_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.fp8_scaling); }},
+        {"fp8_wgrad", [](Plan& plan, const std::string& v) { plan.fp8_wgrad = on_or_off("fp8_wgrad", v); },
+         [](const Plan& plan) -> std::string { return word(plan.fp8_wgrad); }},
         {"gradients", [](Plan& plan, const std::string& v) { plan.gradients = machine::precision_from_string(v); },
          [](const Plan& plan) -> std::string { return machine::to_string(plan.gradients); }},
         {"recompute", [](Plan& plan, const std::string& v) { plan.recompute = recompute::from_string(v); },

@@ -118,6 +118,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.expert_precision = optional_precision(json, "expert_precision");
     plan.head_precision = optional_precision(json, "head_precision");
     plan.fp8_scaling = named(json, json.string_or("fp8_scaling", to_string(plan.fp8_scaling)), fp8_scaling_from_string);
+    plan.fp8_wgrad = json.boolean_or("fp8_wgrad", false);
     plan.gradients =
         named(json, json.string_or("gradients", machine::to_string(plan.gradients)), machine::precision_from_string);
     plan.recompute = named(json, join_list(json, "recompute"), recompute::from_string);
@@ -160,6 +161,7 @@ Json choices(const Plan& plan) {
     if (plan.head_precision) json["head_precision"] = machine::to_string(*plan.head_precision);
     if (plan.bf16_first + plan.bf16_last > 0) json["bf16_layers"] = {plan.bf16_first, plan.bf16_last};
     json["fp8_scaling"] = to_string(plan.fp8_scaling);
+    if (plan.fp8_wgrad) json["fp8_wgrad"] = true;
     json["gradients"] = machine::to_string(plan.gradients);
     json["recompute"] = split_list(recompute::to_string(plan.recompute));
     json["offload"] = split_list(offload::to_string(plan.offload));
@@ -213,6 +215,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "head_precision",
                "bf16_layers",
                "fp8_scaling",
+               "fp8_wgrad",
                "gradients",
                "recompute",
                "offload",

@@ -47,6 +47,7 @@ std::string form(const Op& op) {
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
     if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";
+    if (std::holds_alternative<ColumnBlocksAttr>(op.attr)) return op.out[0] == no_tensor ? ".columns" : ".both";
     return "";
 }
 
@@ -154,7 +155,7 @@ std::string measured_key(const Op& op, const Program& program) {
     std::string key = to_string(op.kind) + form(op);
     if (op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host) return key; // All bytes copy alike.
     const Tensor* first = first_tensor(op, program);
-    if (first != nullptr && first->dtype == Dtype::fp8_block) // Messages go by their bytes.
+    if (first != nullptr && (first->dtype == Dtype::fp8_block || first->dtype == Dtype::fp8_columns)) // By their bytes.
         return key + (is_communication(op.kind) ? ".bf16" : ".fp8-blockwise");
     if (first == nullptr || first->dtype != Dtype::bf16) return key;
     key += ".bf16";

@@ -49,6 +49,11 @@ struct QuantizeAttr {
     std::int64_t n = 0, k = 0;
     std::int64_t scales() const; // scales of one form
 };
+// Rows that are quantized to fp8_columns: those of each group, where there are counts, or of each of so many equal
+// pieces begin a block of their own.
+struct ColumnBlocksAttr {
+    int pieces = 1;
+};
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
     double eps = 1e-6;
@@ -248,10 +253,10 @@ struct AllToAllAttr {
 struct CopyAttr {
     std::int64_t elements = 0;
 };
-using Attr =
-    std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
-                 ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
-                 AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr, ScanAttr,
-                 StateAttr, HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, ValueNormAttr, MuonAttr>;
+using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
+                          ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
+                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
+                          GroupedBiasAttr, QuantizeAttr, ColumnBlocksAttr, ScanAttr, StateAttr, HeadsNormAttr,
+                          ScaleAttr, GateAttr, ClipAttr, ValueNormAttr, MuonAttr>;
 
 } // namespace moe::program

@@ -89,8 +89,9 @@ enum class OpKind : std::uint8_t {
     grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> (+)dW
     grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob); GroupedBiasAttr
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
-    quantize, // x, [counts] -> xq (row-wise), [xq transposed]; x in BF16. Weights as our kernels read them: w (BF16 or
-              // FP32, rounded to BF16) -> both forms in one tensor; QuantizeAttr
+    quantize, // x, [counts] -> [xq (row-wise)], [xq transposed]; x in BF16, or row-wise itself, of which fp8_columns
+              // are made: ColumnBlocksAttr. Weights as our kernels read them: w (BF16 or FP32, rounded to BF16) -> both
+              // forms in one tensor; QuantizeAttr
     dequantize, // xq (row-wise), [counts] -> x in BF16
     cast,       // x -> y in another dtype, element by element
     ce_max,     // logits[S, V/tp] -> max[S]

@@ -20,7 +20,8 @@ std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
     case Dtype::fp8_tensor:
         return elements;
     case Dtype::fp8_block:
-        return elements + 4 * blocks(128);
+    case Dtype::fp8_columns:
+        return elements + 4 * blocks(fp8_block_size);
     case Dtype::mxfp8:
         return elements + blocks(32);
     case Dtype::nvfp4:
@@ -32,6 +33,16 @@ std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
 std::int64_t Tensor::bytes() const {
     if (dtype != Dtype::fp8_block || cols == 1) return bytes_of(dtype, elements());
     return scale_offset() + 4 * rows * ((cols + fp8_block_size - 1) / fp8_block_size);
+}
+
+std::int64_t rows_in_blocks(std::int64_t rows, std::int64_t groups) {
+    const std::int64_t begun = std::clamp<std::int64_t>(groups, 1, std::max<std::int64_t>(rows, 1));
+    return (rows + (fp8_block_size - 1) * begun) / fp8_block_size * fp8_block_size;
+}
+
+double expected_in_blocks(double rows, std::int64_t groups) {
+    if (groups <= 1) return static_cast<double>(rows_in_blocks(static_cast<std::int64_t>(std::ceil(rows)), 1));
+    return rows + static_cast<double>(groups) * 0.5 * static_cast<double>(fp8_block_size - 1);
 }
 
 TensorId repeat_tensor(Program& program, TensorId id) {
@@ -80,6 +91,8 @@ const char* to_string(Dtype dtype) {
         return "fp8-tensor";
     case Dtype::fp8_block:
         return "fp8-blockwise";
+    case Dtype::fp8_columns:
+        return "fp8-columns";
     case Dtype::mxfp8:
         return "mxfp8";
     case Dtype::nvfp4:

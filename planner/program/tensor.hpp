@@ -8,9 +8,9 @@
 
 namespace moe::program {
 
-enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4, i32 };
-// Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, mxfp8 1x32 E8M0, nvfp4 1x16
-// E4M3).
+enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, fp8_columns, mxfp8, nvfp4, i32 };
+// Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, fp8_columns 128x1 FP32, mxfp8
+// 1x32 E8M0, nvfp4 1x16 E4M3).
 std::int64_t bytes_of(Dtype dtype, std::int64_t elements);
 inline constexpr std::int64_t fp8_block_size = 128;
 // True where values have scales of their own, by tensor or by block.
@@ -48,9 +48,16 @@ struct Tensor {
 
     std::int64_t elements() const { return rows * cols; }
     // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].
+    // Those of fp8_columns, whose rows are whole blocks of 128: elements [rows / 128, cols, 128] and scales [rows /
+    // 128, cols].
     std::int64_t scale_offset() const { return (elements() + 15) / 16 * 16; } // bytes
     std::int64_t bytes() const;
     double expected_bytes() const; // bytes with expected_rows
 };
+
+// The most rows that `rows` rows of so many groups take where each group begins a block of 128 of its own.
+std::int64_t rows_in_blocks(std::int64_t rows, std::int64_t groups);
+// The same of rows that groups share evenly, on average over what their last blocks lack.
+double expected_in_blocks(double rows, std::int64_t groups);
 
 } // namespace moe::program

@@ -6,6 +6,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/cuts.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -38,6 +39,11 @@ void cut_into(const plan::Plan& plan, int vpp, const std::string& own, const sta
     }
 }
 
+// Whether wgrad in FP8 gains anything depends on how many rows each expert has: only measured calls can say it.
+bool measures_fp8_wgrad(const machine::Hardware& hardware) {
+    return hardware.measured.count("grouped_gemm.wgrad.fp8-blockwise") > 0;
+}
+
 // Rows as they are routed: without capacity and stash, and without a graph of the whole step, which needs both.
 void as_routed(plan::Plan plan, const stack::Stack& stack, const std::set<std::string>& pinned,
                std::vector<plan::Plan>& result) {
@@ -54,6 +60,7 @@ void as_routed(plan::Plan plan, const stack::Stack& stack, const std::set<std::s
 
 std::vector<Variation> variations(const stack::Stack& stack) {
     std::vector<Variation> result{{"delay_wgrad", {"off", "on"}}};
+    if (plan::stack_traits(stack.name).quantizes_by_rows) result.push_back({"fp8_wgrad", {"off", "on"}});
     if (!stack.executable) result.push_back({"fsdp", {"off", "on"}});
     for (const auto& [field, values] : stack.recipe_choices) {
         result.push_back({field, {plan::field_text(plan::Plan{}, field)}});
@@ -80,6 +87,7 @@ std::vector<plan::Plan> variants(const plan::Plan& plan, const stack::Stack& sta
     for (const Variation& variation : variations(stack)) {
         const std::string& field = variation.field;
         if (pinned.contains(field) || (field == "fsdp" && plan.pp == 1)) continue;
+        if (field == "fp8_wgrad" && !measures_fp8_wgrad(*plan.hardware)) continue;
         for (const std::string& value : variation.values) {
             plan::Plan other = plan;
             plan::set_field(other, field, value);

@@ -76,6 +76,7 @@ std::vector<std::pair<std::string, Values>> choice_values(const plan::Plan& plan
             {"expert_precision", by_module},
             {"head_precision", by_module},
             {"fp8_scaling", {"current", "delayed"}},
+            {"fp8_wgrad", on_off},
             {"gradients", {"fp32", "bf16"}},
             {"recompute", recompute_values(plan, stack)},
             {"offload", offload_values(plan, stack)},

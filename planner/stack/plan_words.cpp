@@ -87,6 +87,7 @@ std::vector<PlanWord> plan_fields() {
         {"expert_precision", NameWord{[](const Plan& p) { return name_of(p.expert_precision); }}},
         {"head_precision", NameWord{[](const Plan& p) { return name_of(p.head_precision); }}},
         {"fp8_scaling", NameWord{[](const Plan& p) { return plan::to_string(p.fp8_scaling); }}},
+        {"fp8_wgrad", NameWord{[](const Plan& p) { return on_off(p.fp8_wgrad); }}},
         {"gradients", NameWord{[](const Plan& p) { return machine::to_string(p.gradients); }}},
         {"fsdp", NameWord{[](const Plan& p) { return on_off(p.fsdp); }}},
         {"fsdp_replicas", NumberWord{[](const Plan& p) { return double(p.fsdp_replicas); }}},

@@ -67,6 +67,9 @@ plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
                                                  refused(p, s,
                                                          fmt::format("stack {} offers {} on {}", s.name,
                                                                      names(s.dispatchers), p.hardware->name)))};
+    if (p.fp8_wgrad && !p.blocks_by_rows())
+        return {"stack: fp8_wgrad",
+                fmt::format("fp8_wgrad on: wgrad of stack {} has the precision of its recipe: set it off", s.name)};
     if (!offers_graph(s, p.cuda_graph))
         return {"stack: cuda_graph",
                 fmt::format("cuda_graph {}: stack {} offers {} on {}", plan::to_string(p.cuda_graph), s.name,

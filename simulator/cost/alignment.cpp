@@ -28,6 +28,7 @@ std::int64_t row_bytes(program::Dtype dtype, std::int64_t elements) {
         return 2 * elements;
     case program::Dtype::fp8_tensor:
     case program::Dtype::fp8_block:
+    case program::Dtype::fp8_columns:
     case program::Dtype::mxfp8:
         return elements;
     case program::Dtype::nvfp4:

@@ -27,6 +27,7 @@ machine::Precision precision_of(program::Dtype dtype) {
     case program::Dtype::fp8_tensor:
         return machine::Precision::fp8_tensor;
     case program::Dtype::fp8_block:
+    case program::Dtype::fp8_columns:
         return machine::Precision::fp8_blockwise;
     case program::Dtype::mxfp8:
         return machine::Precision::mxfp8;

@@ -103,6 +103,7 @@ std::vector<Case> norm_benchmarks();
 std::vector<Case> optimizer_benchmarks();
 std::vector<Case> permute_benchmarks();
 std::vector<Case> quantize_benchmarks();
+std::vector<Case> quantize_columns_benchmarks();
 std::vector<Case> rope_benchmarks();
 std::vector<Case> router_benchmarks();
 std::vector<Case> state_benchmarks();

@@ -329,6 +329,7 @@ private:
                  [=, this](void* s) { k_.dequantize_rows(shape, q, scale, nullptr, x, s); });
         }
         quantizing_activations();
+        quantizing_columns();
         const QuantizedWeights shape{experts, 1536, 2048};
         const Row n = shape.groups * shape.n * shape.k;
         for (const Type type : {Type::bf16, Type::f32}) {
@@ -338,6 +339,26 @@ private:
             time(fmt::format("quantize_weights 128x1536x2048 {}", type == Type::f32 ? "f32" : "bf16"),
                  of(type, static_cast<double>(n)) + 2.0 * static_cast<double>(n),
                  [=, this](void* s) { k_.quantize_weights(shape, w, q, scale, qt, qt_scale, s); });
+        }
+    }
+
+    // Columns of routed rows, of BF16 (alone, and beside the rows' form) and of quantized rows.
+    void quantizing_columns() {
+        for (const Row cols : {2048, 768}) {
+            const FilledRows shape{copies, cols, experts};
+            const Row blocks = column_blocks(copies, experts);
+            const auto* counts = pool_.ints(std::vector<std::int32_t>(experts, static_cast<int>(copies / experts)));
+            const Dst x = pool_.take(Type::bf16, copies * cols);
+            const Fp8Rows low{take_bytes(copies * cols), pool_.floats(copies * cols / scale_block)};
+            const Fp8Columns to{take_bytes(blocks * cols * scale_block), pool_.floats(blocks * cols)};
+            const double each = static_cast<double>(copies * cols), scales = each * 4.0 / scale_block;
+            const std::string name = fmt::format("quantize_columns {}x{} bf16", copies, cols);
+            add(name, 3.0 * each + scales, [=, this](void* s) { k_.quantize_columns(shape, x, counts, {}, to, s); });
+            add(name + " and rows", 4.0 * each + 2.0 * scales,
+                [=, this](void* s) { k_.quantize_columns(shape, x, counts, low, to, s); });
+            k_.quantize_rows(shape, x, counts, low.data, low.scale, nullptr);
+            time("re" + name, 2.0 * each + 2.0 * scales,
+                 [=, this](void* s) { k_.requantize_columns(shape, low, counts, to, s); });
         }
     }
 

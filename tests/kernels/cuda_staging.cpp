@@ -78,7 +78,7 @@ public:
             return static_cast<void*>(test_stream());
         } else if constexpr (std::is_same_v<T, Src> || std::is_same_v<T, Dst>) {
             return T{translate(argument.data), argument.type};
-        } else if constexpr (std::is_same_v<T, Fp8Rows>) {
+        } else if constexpr (std::is_same_v<T, Fp8Rows> || std::is_same_v<T, Fp8Columns>) {
             return T{static_cast<std::uint8_t*>(translate(argument.data)),
                      static_cast<float*>(translate(argument.scale))};
         } else if constexpr (std::is_same_v<T, AttentionShape> || std::is_same_v<T, StateShape>) {
@@ -234,10 +234,11 @@ const Kernels& staged_kernels() {
               &K::router_grad, &K::router_load, &K::router_loss, &K::router_loss_grad, &K::add_counts, &K::drop_copies,
               &K::local_experts, &K::expert_bias, &K::permute_map, &K::permute, &K::unpermute, &K::expert_counts,
               &K::fit_rows, &K::sort_rows, &K::unsort_rows, &K::rows_to_slots, &K::slots_to_rows, &K::split_columns,
-              &K::join_columns, &K::grouped_gemm, &K::scaled_gemm, &K::quantize_rows, &K::dequantize_rows,
-              &K::quantize_weights, &K::grouped_bias_add, &K::grouped_bias_grad, &K::ce_max, &K::ce_sum, &K::ce_loss,
-              &K::ce_grad, &K::cross_entropy, &K::zero, &K::draw_normal, &K::sum_squares, &K::adamw, &K::momentum,
-              &K::unit, &K::orthogonal_step, &K::cast>(t);
+              &K::join_columns, &K::grouped_gemm, &K::scaled_gemm, &K::scaled_wgrad, &K::quantize_rows,
+              &K::quantize_columns, &K::requantize_columns, &K::dequantize_rows, &K::quantize_weights,
+              &K::grouped_bias_add, &K::grouped_bias_grad, &K::ce_max, &K::ce_sum, &K::ce_loss, &K::ce_grad,
+              &K::cross_entropy, &K::zero, &K::draw_normal, &K::sum_squares, &K::adamw, &K::momentum, &K::unit,
+              &K::orthogonal_step, &K::cast>(t);
         t.reduce_sum = reduce<&K::reduce_sum>;
         t.reduce_max = reduce<&K::reduce_max>;
         return t;

@@ -52,9 +52,10 @@ int main(int argc, char** argv) {
     }
     if (argc >= 2 && std::string_view(argv[1]) == "bench") {
         using namespace moe::test;
-        for (const auto family : {gemm_benchmarks, attention_benchmarks, state_benchmarks, norm_benchmarks,
-                                  rope_benchmarks, activation_benchmarks, router_benchmarks, permute_benchmarks,
-                                  quantize_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
+        for (const auto family :
+             {gemm_benchmarks, attention_benchmarks, state_benchmarks, norm_benchmarks, rope_benchmarks,
+              activation_benchmarks, router_benchmarks, permute_benchmarks, quantize_benchmarks,
+              quantize_columns_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
             time_all(family, argc > 2 ? argv[2] : "");
         }
         return 0;

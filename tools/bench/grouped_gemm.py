@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Times the grouped products beside PyTorch's, in turn, on the same data, in TFLOPS: BF16, and E4M3 with scales.
 
-    tools/bench/grouped_gemm.py build/tools/bench/libbench-grouped-gemm.so [REPEATS]
+    tools/bench/grouped_gemm.py build/tools/bench/libbench-grouped-gemm.so [REPEATS [PART]]
+
+PART: only products whose name begins so, such as "wgrad E4M3".
 
 Needs PyTorch 2.9 or later on a Hopper GPU. Rows per expert are drawn from a Dirichlet distribution (alpha 8). Every
 result is first held to FP32 products of PyTorch per expert. Times are medians of CUDA events, one call each, the
 variants in turn. "torch" is torch._grouped_mm; its wgrad sets BF16 where ours sets FP32, and "wgrad +=" adds to FP32
 gradients in both. E4M3 has FP32 scales of 1 x 128 and 128 x 128 elements in ours, of whole rows in
-torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS. The last lines are dense products in E4M3 with
-scales of 1 x 128 and 128 x 128 elements on both sides, cuBLASLt's by torch._scaled_mm, which wants the scales of a
-column of blocks side by side.
+torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS. "wgrad E4M3" has scales of 128 rows x 1 column on
+both sides and FP32 gradients; "bf16" is our wgrad of BF16 rows, "quantize" the time of bringing both operands from BF16
+rows to columns of E4M3, counted as if it were the product. The last lines are dense products in E4M3 with scales of
+1 x 128 and 128 x 128 elements on both sides, cuBLASLt's by torch._scaled_mm, which wants the scales of a column of
+blocks side by side.
 """
 import ctypes
 import sys
@@ -30,6 +34,9 @@ SHAPES = (
     (16, 8192, 1024, 1024),
     (16, 8192, 1024, 512),
 )
+# The same of the gradients that DeepGEMM's issue 107 times on an H800 and an H200.
+GRADIENTS = tuple((experts, experts * rows, n, k) for experts in (4, 8) for rows in (4096, 8192)
+                  for n, k in ((7168, 4096), (2048, 7168)) if experts * rows <= 32768)
 # rows, n, k: query, key and value and the output of Qwen3-30B-A3B's attention, forward and dgrad, and a large square
 DENSE = ((8192, 5120, 2048), (8192, 2048, 4096), (8192, 2048, 5120), (8192, 4096, 2048), (8192, 8192, 8192))
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -39,6 +46,8 @@ def load(path):
     library = ctypes.CDLL(path)
     library.moe_grouped_gemm.argtypes = [ctypes.c_int] * 3 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
     library.moe_scaled_gemm.argtypes = [ctypes.c_int] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 7
+    library.moe_quantize_columns.argtypes = [ctypes.c_int] + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 7
+    library.moe_scaled_wgrad.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 7
     return library
 
 
@@ -142,6 +151,87 @@ def compare_scaled(library, shape, repeats):
     report(shape, "forward E4M3", {"ours": ours, "torch": theirs}, error, 4e-3, repeats)
 
 
+def columns_of(library, x, counts, on_device):
+    """A call that quantizes the rows of x along each expert's rows, and where it puts bytes and scales."""
+    rows, cols = x.shape
+    blocks = (rows + 127 * min(rows, len(counts))) // 128
+    data = torch.empty(blocks, cols, 128, device="cuda", dtype=torch.uint8)
+    scale = torch.empty(blocks, cols, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    pointers = [x.data_ptr(), on_device.data_ptr(), None, None, data.data_ptr(), scale.data_ptr()]
+
+    def call():
+        if library.moe_quantize_columns(len(counts), rows, cols, *pointers, stream):
+            sys.exit(1)
+
+    call()
+    return call, data, scale
+
+
+def check_columns(counts, a, b, before, c):
+    """Relative error of what was added to the gradient, beside the FP32 product of what the columns stand for."""
+    error = norm = 0.0
+    first = 0
+    for e, count in enumerate(counts.tolist()):
+        end = first + (count + 127) // 128
+        x, y = ((data[first:end].view(torch.float8_e4m3fn).float() * scale[first:end, :, None]).transpose(0, 1).flatten(1)
+                for data, scale in (a, b))
+        want = before[e] + x @ y.T
+        error += (c[e] - want).square().sum().item()
+        norm += want.square().sum().item()
+        first = end
+    return (error / norm) ** 0.5
+
+
+def whole_row_gradient(counts, n, k):
+    """torch._scaled_grouped_mm of as deep groups of random E4M3, or None where PyTorch does not take them."""
+    ends = ((counts + 127) // 128 * 128).cumsum(0).to("cuda", torch.int32)
+    depth, experts = int(ends[-1]), len(counts)
+    a, b = (torch.randn(size, depth, **BF16).to(torch.float8_e4m3fn) for size in (n, k))
+    a_scale, b_scale = torch.rand(n * experts, device="cuda"), torch.rand(k * experts, device="cuda")
+    product = lambda: torch._scaled_grouped_mm(a, b.t(), a_scale, b_scale, offs=ends, out_dtype=torch.bfloat16,
+                                               use_fast_accum=True)
+    try:
+        product()
+    except RuntimeError as refusal:
+        print("PyTorch:", str(refusal).splitlines()[0], flush=True)
+        return None
+    return product
+
+
+def compare_scaled_wgrad(library, form, shape, repeats):
+    experts, rows, n, k = shape
+    counts = draw_counts(experts, rows)
+    a, b, c = operands(form, counts, rows, n, k)
+    if form == WGRAD_ADDS:
+        c.normal_()
+    before = c.clone() if form == WGRAD_ADDS else torch.zeros_like(c)
+    on_device = counts.to("cuda", torch.int32)
+    (quantize_a, *a8), (quantize_b, *b8) = (columns_of(library, x, counts, on_device) for x in (a, b))
+    stream = torch.cuda.current_stream().cuda_stream
+    pointers = [t.data_ptr() for t in (*a8, *b8, on_device, c)]
+    wide = [t.data_ptr() for t in (a, b, on_device, c)]
+    adds = form == WGRAD_ADDS
+
+    def ours():
+        if library.moe_scaled_wgrad(adds, experts, n, k, rows, *pointers, stream):
+            sys.exit(1)
+
+    def bf16():
+        if library.moe_grouped_gemm(WGRAD, adds, experts, n, k, rows, *wide, stream):
+            sys.exit(1)
+
+    ours()
+    error = check_columns(counts, a8, b8, before, c)
+    del before
+    theirs = whole_row_gradient(counts, n, k)
+    if theirs is not None and adds:
+        product = theirs
+        theirs = lambda: c.add_(product())
+    calls = {"ours": ours, "torch": theirs or bf16, "bf16": bf16, "quantize": lambda: (quantize_a(), quantize_b())}
+    report(shape, "wgrad E4M3" + (" +=" if adds else ""), calls, error, 1e-3, repeats)
+
+
 def compare_dense(library, shape, repeats):
     rows, n, k = shape
     counts = torch.tensor([rows])
@@ -166,17 +256,28 @@ def compare_dense(library, shape, repeats):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3, 4):
         sys.exit(__doc__)
     torch.backends.cuda.matmul.allow_tf32 = False
     library = load(sys.argv[1])
-    repeats = int(sys.argv[2]) if len(sys.argv) == 3 else 20
+    repeats = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    part = sys.argv[3] if len(sys.argv) > 3 else ""
+    wanted = lambda what: what.startswith(part)
+    gradients = [form for form in (WGRAD, WGRAD_ADDS) if wanted("wgrad E4M3" + (" +=" if form == WGRAD_ADDS else ""))]
     for shape in SHAPES:
         for form in range(len(FORMS)):
-            compare(library, form, shape, repeats)
-        compare_scaled(library, shape, repeats)
+            if wanted(FORMS[form]):
+                compare(library, form, shape, repeats)
+        if wanted("forward E4M3"):
+            compare_scaled(library, shape, repeats)
+        for form in gradients:
+            compare_scaled_wgrad(library, form, shape, repeats)
+    for shape in GRADIENTS:
+        for form in gradients:
+            compare_scaled_wgrad(library, form, shape, repeats)
     for shape in DENSE:
-        compare_dense(library, shape, repeats)
+        if wanted("dense E4M3"):
+            compare_dense(library, shape, repeats)
 
 
 main()

@@ -46,3 +46,23 @@ extern "C" int moe_scaled_gemm(int groups, std::int64_t n, std::int64_t k, std::
         table.scaled_gemm({groups, n, k, capacity}, a, a_scale, b, b_scale, counts, {c, moe::Type::bf16}, stream);
     });
 }
+
+// Columns of BF16 rows in E4M3, and, where [q] is given, the rows beside them.
+extern "C" int moe_quantize_columns(int groups, std::int64_t rows, std::int64_t cols, const void* x,
+                                    const std::int32_t* counts, std::uint8_t* q, float* q_scale, std::uint8_t* columns,
+                                    float* scale, void* stream) {
+    return run([&](const moe::Kernels& table) {
+        table.quantize_columns({rows, cols, groups}, {x, moe::Type::bf16}, counts, {q, q_scale}, {columns, scale},
+                               stream);
+    });
+}
+
+// The gradient of weights in FP32 from columns of E4M3.
+extern "C" int moe_scaled_wgrad(int accumulate, int groups, std::int64_t n, std::int64_t k, std::int64_t capacity,
+                                std::uint8_t* a, float* a_scale, std::uint8_t* b, float* b_scale,
+                                const std::int32_t* counts, void* c, void* stream) {
+    return run([&](const moe::Kernels& table) {
+        table.scaled_wgrad({groups, n, k, capacity, accumulate != 0}, {a, a_scale}, {b, b_scale}, counts,
+                           {c, moe::Type::f32}, stream);
+    });
+}

@@ -74,7 +74,7 @@ std::vector<std::string> fields_of(const EngineTable& table) {
     }
     // What follows from others is not read; what no setting says stays as it is.
     for (const char* follows :
-         {"dp", "routing", "lengths", "expert_precision", "memory_efficient_permutation", "fsdp_replicas"})
+         {"dp", "routing", "lengths", "expert_precision", "fp8_wgrad", "memory_efficient_permutation", "fsdp_replicas"})
         order.erase(std::remove(order.begin(), order.end(), follows), order.end());
     return order;
 }

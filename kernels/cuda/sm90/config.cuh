@@ -42,7 +42,8 @@ struct Config {
     static constexpr int box_bytes = tile_k * 128, a_boxes = tile_m / 64, b_boxes = tile_n / 64;
     static constexpr int stage_bytes = (a_boxes + b_boxes) * box_bytes;
     static constexpr int consumers = 2, threads = 128 * (1 + consumers), readers = 1 + 128 * consumers;
-    static constexpr int buffer_bytes = 8192, result_columns = wgrad ? 32 : 64;
+    static constexpr bool narrow = !wgrad; // results in BF16, else in FP32
+    static constexpr int buffer_bytes = 8192, result_columns = narrow ? 64 : 32;
     static constexpr int parts = tile_n / result_columns;
     static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * buffer_bytes;
     // Tiles announced ahead of their products, each with a place of 8 bytes for the claim that the pair's other CTA

@@ -189,9 +189,11 @@ __device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& sha
     writer.finish();
 }
 
-// The work of the threads of a CTA; all of them come.
-template <class C, class Consume>
-__device__ void run(const Maps& maps, const Grouped& p, const void* memory, const Consume& consume) {
+// The work of the threads of a CTA; all of them come: produce(shared, rank) in one thread, consume(shared, consumer) in
+// two warpgroups.
+template <class C, class Produce, class Consume>
+__device__ void run(const Maps& maps, const Grouped& p, const void* memory, const Produce& produce,
+                    const Consume& consume) {
     const Shared<C> shared(memory);
     const int rank = static_cast<int>(ptx::cluster_rank());
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 128), 0);
@@ -212,7 +214,7 @@ __device__ void run(const Maps& maps, const Grouped& p, const void* memory, cons
     ptx::cluster_sync();
     if (warpgroup == 0) {
         ptx::give_registers<40>();
-        if (threadIdx.x == 0) produce<C>(maps, shared, rank);
+        if (threadIdx.x == 0) produce(shared, rank);
         if (threadIdx.x / warp_size == 1) announce<C>(p, shared, rank);
         __syncwarp();
     } else {
@@ -226,7 +228,9 @@ template <class C>
 __global__ void __launch_bounds__(C::threads, 1) grouped_kernel(const __grid_constant__ Maps maps, Grouped p, Dst c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    run<C>(maps, p, memory, [&](const Shared<C>& shared, int consumer) { consume<C>(maps, p, shared, consumer, c); });
+    run<C>(
+        maps, p, memory, [&](const Shared<C>& shared, int rank) { produce<C>(maps, shared, rank); },
+        [&](const Shared<C>& shared, int consumer) { consume<C>(maps, p, shared, consumer, c); });
 #endif
 }
 

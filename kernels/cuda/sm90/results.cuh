@@ -34,7 +34,7 @@ public:
     // One piece `of` so many of the tile's columns; all of them unless asked for less.
     template <int of = 1>
     __device__ void write(const Tile& tile, const float (&sum)[C::halves][C::tile_n / 2], int piece = 0) {
-        int done = 0; // number of parts done
+        int done = piece * (C::parts / of); // number of parts done
 #pragma unroll
         for (int h = 0; h < C::halves; ++h) {
             const int left = tile.rows_left - first_row(h), row = (C::wgrad ? tile.row : tile.routed) + first_row(h);
@@ -106,10 +106,10 @@ private:
     __device__ void put(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
         if constexpr (C::swapped) {
             put_transposed(buffer, sum, first);
-        } else if constexpr (C::wgrad) {
-            put_f32(buffer, sum, first);
-        } else {
+        } else if constexpr (C::narrow) {
             put_bf16(buffer, sum, first);
+        } else {
+            put_f32(buffer, sum, first);
         }
     }
     __device__ void put_f32(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
@@ -162,15 +162,22 @@ private:
         const int lane = thread_ % warp_size, row = thread_ / warp_size * 16 + lane % 16;
 #pragma unroll
         for (int j = 0; j < 4; ++j) { // 16 x 16 elements of a warp
-            unsigned r[4];
+            const unsigned at = place(buffer, row, j * 2 + lane / 16);
+            unsigned r[4], c[4] = {};
+            if constexpr (C::update == Update::add)
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+                             : "r"(at)
+                             : "memory");
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float low = sum[first + j * 8 + i * 2], high = sum[first + j * 8 + i * 2 + 1];
+                float low = sum[first + j * 8 + i * 2], high = sum[first + j * 8 + i * 2 + 1];
+                if constexpr (C::update == Update::add)
+                    low += __uint_as_float(c[i] << 16), high += __uint_as_float(c[i] & 0xffff0000u);
                 asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r[i]) : "f"(high), "f"(low));
             }
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                             place(buffer, row, j * 2 + lane / 16)),
-                         "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]),
+                         "r"(r[1]), "r"(r[2]), "r"(r[3])
                          : "memory");
         }
     }

@@ -160,8 +160,9 @@ __global__ void __launch_bounds__(C::threads, 1)
     scaled_kernel(const __grid_constant__ Maps maps, Grouped p, Scales scales, Dst c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    run<C>(maps, p, memory,
-           [&](const Shared<C>& shared, int consumer) { consume_scaled<C>(maps, p, scales, shared, consumer, c); });
+    run<C>(
+        maps, p, memory, [&](const Shared<C>& shared, int rank) { produce<C>(maps, shared, rank); },
+        [&](const Shared<C>& shared, int consumer) { consume_scaled<C>(maps, p, scales, shared, consumer, c); });
 #endif
 }
 

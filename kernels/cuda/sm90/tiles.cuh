@@ -64,9 +64,9 @@ private:
 };
 
 // wgrad: every group has the same tiles, as deep as it has rows. Those of the group with the most rows come first, so
-// that the last are short. Where C is added to, groups without rows (`without_depth`) have no tiles. A whole warp asks
-// at once.
-template <bool without_depth, int tile_m, int tile_n>
+// that the last are short. Where C is added to, groups without rows (`without_depth`) have no tiles. Each group's rows
+// begin at a multiple of `unit`, in operands whose groups are filled up. A whole warp asks at once.
+template <bool without_depth, int tile_m, int tile_n, int unit = 1>
 class DepthTiles {
 public:
     static constexpr int rows = tile_m, columns = tile_n;
@@ -97,11 +97,12 @@ private:
         count_ = __reduce_max_sync(all_lanes, most);
         if (count_ < (without_depth ? 0 : 1)) return false;
         group_ = __reduce_min_sync(all_lanes, most == count_ ? at : p_.groups);
-        int before = 0;
-        for (int e = lane; e < group_; e += warp_size) before += count_of(e);
+        int before = 0, units = 0;
+        for (int e = lane; e < group_; e += warp_size) before += count_of(e), units += ceil_div(count_of(e), unit);
         before = __reduce_add_sync(all_lanes, before);
-        first_row_ = before < p_.capacity ? before : p_.capacity;
-        rows_ = count_ < p_.capacity - first_row_ ? count_ : p_.capacity - first_row_;
+        before = before < p_.capacity ? before : p_.capacity;
+        rows_ = count_ < p_.capacity - before ? count_ : p_.capacity - before;
+        first_row_ = unit == 1 ? before : __reduce_add_sync(all_lanes, units) * unit;
         return true;
     }
     __device__ int count_of(int e) const {

@@ -62,6 +62,7 @@ public:
     program::Dtype quantized_dtype() const;
     // True where they are quantized in one form only, see Plan::blocks_by_rows().
     bool by_rows() const { return plan_.blocks_by_rows() && quantized_dtype() == program::Dtype::fp8_block; }
+    bool fp8_wgrad() const { return plan_.fp8_wgrad && by_rows(); }
     std::int64_t local_tokens() const { return local_; }       // T: outside the TP region
     std::int64_t gathered_tokens() const { return gathered_; } // S: inside
 

@@ -6,6 +6,7 @@
 // with or without it.
 #include "planner/lower/emit/linear.hpp"
 
+#include <algorithm>
 #include <vector>
 
 namespace moe::emit {
@@ -18,7 +19,7 @@ constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of 
 program::TensorId operand_of(Builder& b, Linear& linear, program::TensorId x) {
     linear.saved = x;
     if (!b.quantized() || !linear.quantize || b.at(x).dtype == b.quantized_dtype()) return x;
-    const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
+    const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input && !b.by_rows());
     if (!linear.shared_input) linear.saved = b.by_rows() ? q.row : q.column;
     return q.row;
 }
@@ -152,11 +153,23 @@ program::TensorId saved_of(Builder& b, const Linear& linear) {
     return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
 }
 
-// The tensor that `saved_of` has given, gathered, as wgrad multiplies it.
-program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId x) {
-    if (!b.by_rows() || !linear.quantize || linear.shared_input) return x;
+// The tensor that `saved_of` has given, gathered, as wgrad multiplies it, in as many pieces as dy comes in.
+program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId x, int pieces = 1) {
+    if (!b.by_rows() || !linear.quantize || (linear.shared_input && !b.fp8_wgrad())) return x;
     b.phase = program::Phase::wgrad;
-    return dequantize(b, x, linear.name + ".in_wide");
+    if (!b.fp8_wgrad()) return dequantize(b, x, linear.name + ".in_wide");
+    return columns(b, x, linear.name + ".in", program::no_tensor, pieces);
+}
+
+// What the columns of x need.
+program::TensorId column_tensor(Builder& b, program::TensorId x, const std::string& name, program::TensorId counts,
+                                int pieces) {
+    const program::Tensor shape = b.at(x);
+    const std::int64_t groups = counts == program::no_tensor ? 1 : b.at(counts).rows;
+    const std::int64_t rows = pieces * program::rows_in_blocks(shape.rows / pieces, groups);
+    const double expected = pieces * program::expected_in_blocks(shape.expected_rows / pieces, groups);
+    return b.tensor(name + ".column", program::Dtype::fp8_columns, rows, shape.cols,
+                    std::min(expected, static_cast<double>(rows)));
 }
 
 } // namespace
@@ -168,8 +181,13 @@ Quantized quantize(Builder& b, program::TensorId x, const std::string& name, boo
         const program::TensorId low =
             row ? b.tensor(name + ".row", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
                 : program::no_tensor;
-        if (row) b.emit(program::OpKind::quantize, {x, counts}, {low});
-        return {low, x};
+        if (!column || !b.fp8_wgrad()) {
+            if (row) b.emit(program::OpKind::quantize, {x, counts}, {low});
+            return {low, x};
+        }
+        const program::TensorId turned = column_tensor(b, x, name, counts, 1);
+        b.emit(program::OpKind::quantize, {x, counts}, {low, turned}, program::ColumnBlocksAttr{});
+        return {low, turned};
     }
     const auto make = [&](bool wanted, const char* suffix) {
         return wanted ? b.tensor(name + suffix, b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
@@ -192,6 +210,13 @@ program::TensorId dequantize(Builder& b, program::TensorId x, const std::string&
     const program::TensorId wide = b.activation(name, shape.rows, shape.cols, shape.expected_rows);
     b.emit(program::OpKind::dequantize, {x, counts}, {wide});
     return wide;
+}
+
+program::TensorId columns(Builder& b, program::TensorId x, const std::string& name, program::TensorId counts,
+                          int pieces) {
+    const program::TensorId turned = column_tensor(b, x, name, counts, pieces);
+    b.emit(program::OpKind::quantize, {x, counts}, {program::no_tensor, turned}, program::ColumnBlocksAttr{pieces});
+    return turned;
 }
 
 std::optional<Adapter> adapter_of(Builder& b, const std::string& key, std::int64_t n, std::int64_t k, int copies) {
@@ -249,7 +274,11 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
     dgrad_rows(b, linear, dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
-    if (trains) wgrad(b, linear, {dy_column}, factor_of(b, linear, x));
+    if (trains) {
+        x = factor_of(b, linear, x);
+        if (low != program::no_tensor && b.fp8_wgrad()) dy_column = columns(b, low, linear.name + ".grad");
+        wgrad(b, linear, {dy_column}, x);
+    }
     return adapter_backward(b, linear, dy, dx);
 }
 
@@ -291,16 +320,16 @@ program::TensorId linear_backward_gathered(Builder& b, const Linear& linear, pro
     const std::int64_t piece = b.at(dy).rows;
     const program::TensorId x = saved_of(b, linear);
     const program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    std::vector<program::TensorId> columns;
+    std::vector<program::TensorId> dy_columns;
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
         const program::TensorId next = last ? program::no_tensor : b.ring_step(dy, name);
         const Quantized q = low ? quantize(b, dy, linear.name + ".grad", true, true) : Quantized{dy, dy};
         dgrad_rows(b, linear, q.row, dx, ring_rows(b, piece, step));
-        columns.push_back(q.column);
+        dy_columns.push_back(q.column);
         dy = next;
     }
-    wgrad(b, linear, columns, factor_of(b, linear, x));
+    wgrad(b, linear, dy_columns, factor_of(b, linear, x, b.plan().tp));
     return dx;
 }
 

@@ -9,7 +9,8 @@
 namespace moe::emit {
 
 // Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for. By rows
-// alone (Builder::by_rows()) wgrad reads x itself, so that `column` is x. `counts` are those of routed rows.
+// alone (Builder::by_rows()) and with wgrad in BF16, which reads x itself, `column` is x. `counts` are those of routed
+// rows.
 struct Quantized {
     program::TensorId row = program::no_tensor, column = program::no_tensor;
 };
@@ -21,6 +22,10 @@ bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 // A row-wise copy in the activation precision.
 program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name,
                              program::TensorId counts = program::no_tensor);
+// For wgrad in FP8 where copies are kept row-wise alone: the column-wise copy of x, which may be a row-wise one, of so
+// many pieces of its rows.
+program::TensorId columns(Builder& b, program::TensorId x, const std::string& name,
+                          program::TensorId counts = program::no_tensor, int pieces = 1);
 
 // Low-rank matrices A [rank, k] and B [n, rank] beside a weight; see plan::Lora.
 struct Adapter {
@@ -31,8 +36,8 @@ struct Adapter {
 
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
 // GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
-// anyway) and quantizes again in the backward pass. By rows alone the row-wise copy is kept, and widened for wgrad; x
-// may come quantized.
+// anyway) and quantizes again in the backward pass. By rows alone the row-wise copy is kept, which is
+// widened for wgrad or, for wgrad in FP8, made into the column-wise one; x may come quantized.
 struct Linear {
     Weight weight;
     std::string name;

@@ -190,7 +190,8 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
     }
     program::TensorId rows = program::no_tensor, low = program::no_tensor, probs = program::no_tensor;
     if (quantizes_tokens(b)) low = permute_low(b, x, whole, name);
-    if (low == program::no_tensor || !forward) { // What wgrad reads of a gradient is not quantized.
+    // What wgrad in BF16 reads of a gradient is not quantized, nor what a bias adds up.
+    if (low == program::no_tensor || (!forward && (!b.fp8_wgrad() || moe_.expert_bias))) {
         rows = b.activation(name + ".permuted", sent_rows(b), h);
         b.emit(program::OpKind::permute, {x, row_of_}, {rows}, whole);
     }
@@ -262,7 +263,7 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(emit::Builder& b, program::TensorId
     const bool forward = weight != program::no_tensor;
     const std::int64_t cap = capacity(b), h = width();
     const double expected = routed_rows(b);
-    // The gradient that wgrad reads is not quantized.
+    // The gradient is quantized where it arrives, in the forms that its products read.
     const bool low = forward && quantizes_tokens(b);
     const program::TensorId tokens = low ? quantized_tokens(b, x, name) : x;
     const program::Dtype dtype = b.at(tokens).dtype;

@@ -220,7 +220,7 @@ private:
                                    const std::string& name); // over all ranks that share the experts
     program::TensorId experts(emit::Builder& b, Rows rows);
     Rows experts_backward(emit::Builder& b, const Rows& dout);
-    program::TensorId wide_input(emit::Builder& b);
+    program::TensorId input_factor(emit::Builder& b);
     bool quantizes_tokens(const emit::Builder& b) const;
     program::TensorId quantized_tokens(emit::Builder& b, program::TensorId x, const std::string& name);
     program::TensorId permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr,

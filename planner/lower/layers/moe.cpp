@@ -206,17 +206,28 @@ program::TensorId MoeLayer::unscaled(emit::Builder& b, program::TensorId dweight
 
 namespace {
 
-// Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing.
+// Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing. With wgrad in FP8
+// there is no column-wise one yet where `low` is given, or the forward keeps a row-wise one.
 emit::Quantized copies(emit::Builder& b, program::TensorId x, program::TensorId low, const std::string& name,
                        program::TensorId counts) {
-    if (low != program::no_tensor) return {low, x};
-    return b.quantized() ? emit::quantize(b, x, name, true, true, counts) : emit::Quantized{x, x};
+    if (!b.quantized()) return {x, x};
+    if (low != program::no_tensor) return {low, b.fp8_wgrad() ? program::no_tensor : x};
+    const bool column = !b.by_rows() || b.phase != program::Phase::forward;
+    return emit::quantize(b, x, name, true, column, counts);
 }
 
-// The copy of `copies` that the forward keeps, and that copy as wgrad multiplies it.
+// The copy of `copies` that the forward keeps.
 program::TensorId kept(const emit::Builder& b, const emit::Quantized& x) { return b.by_rows() ? x.row : x.column; }
-program::TensorId factor(emit::Builder& b, program::TensorId kept, const std::string& name, program::TensorId counts) {
-    return b.by_rows() ? emit::dequantize(b, kept, name, counts) : kept;
+// A copy as wgrad multiplies it: x itself, its columns, or what it stands for in BF16.
+program::TensorId factor(emit::Builder& b, program::TensorId x, const std::string& name, program::TensorId counts) {
+    if (!b.by_rows()) return x;
+    const program::Dtype dtype = b.at(x).dtype;
+    if (b.fp8_wgrad()) return dtype == program::Dtype::fp8_columns ? x : emit::columns(b, x, name, counts);
+    return dtype == b.quantized_dtype() ? emit::dequantize(b, x, name + "_wide", counts) : x;
+}
+program::TensorId factor(emit::Builder& b, const emit::Quantized& x, const std::string& name,
+                         program::TensorId counts) {
+    return factor(b, x.column != program::no_tensor ? x.column : x.row, name, counts);
 }
 
 } // namespace
@@ -280,21 +291,25 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     return scaled;
 }
 
-// The input of the experts as wgrad multiplies it. Tokens are widened before they become rows again.
-program::TensorId MoeLayer::wide_input(emit::Builder& b) {
-    if (tokens_low_ == program::no_tensor) return factor(b, in_saved_, "expert_in_wide", counts_);
-    const program::TensorId tokens = emit::dequantize(b, tokens_low_, "expert_in_tokens");
-    const program::TensorId rows = b.activation("expert_in_wide", sent_rows(b), width());
-    b.emit(program::OpKind::permute, {tokens, row_of_}, {rows},
-           program::PermuteAttr{b.local_tokens(), width(), moe_.top_k, moe_.experts, false, false, padded(b)});
-    return rows;
+// The input of the experts as wgrad multiplies it. Quantized tokens become rows again, in BF16 where that reads it.
+program::TensorId MoeLayer::input_factor(emit::Builder& b) {
+    program::TensorId rows = in_saved_;
+    if (tokens_low_ != program::no_tensor) {
+        const program::TensorId tokens =
+            b.fp8_wgrad() ? tokens_low_ : emit::dequantize(b, tokens_low_, "expert_in_tokens");
+        rows = b.tensor("expert_in_again", b.at(tokens).dtype, sent_rows(b), width());
+        b.emit(program::OpKind::permute, {tokens, row_of_}, {rows},
+               program::PermuteAttr{b.local_tokens(), width(), moe_.top_k, moe_.experts, false, false, padded(b)});
+    }
+    return factor(b, rows, "expert_in", counts_);
 }
 
 MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     program::TensorId dy = rows.rows;
+    const program::TensorId any = rows.low != program::no_tensor ? rows.low : dy;
     const int local_experts = moe_.experts / b.plan().ep;
-    const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
-    const double expected = b.expected_rows(dy);
+    const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(any).rows;
+    const double expected = b.expected_rows(any);
     const bool late = fc2_out_ != program::no_tensor, early = !late && !moe_.probs_on_input;
     program::TensorId dprobs = b.tensor("dprobs", program::Dtype::f32, cap, 1, expected);
     if (late) {
@@ -325,7 +340,9 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     const auto fc2_wgrad = [&](program::TensorId act) {
         if (!b.trains(fc2_)) return;
         b.phase = program::Phase::wgrad;
-        emit::grouped(b, program::GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
+        const program::TensorId dy_factor = factor(b, dout, "expert_dout", counts_);
+        emit::grouped(b, program::GroupedMode::wgrad, dy_factor, factor(b, act, "expert_act", counts_), counts_,
+                      fc2_.gradient, fc2);
         b.phase = program::Phase::dgrad;
     };
     if (!b.by_rows()) fc2_wgrad(act_saved_);
@@ -354,8 +371,10 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     emit::grouped(b, program::GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
     drows = emit::adapter_backward(b, fc1_adapter_, local_experts, dh, in_saved_, counts_, drows, "expert_fc1");
     b.phase = program::Phase::wgrad;
-    if (b.trains(fc1_))
-        emit::grouped(b, program::GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
+    if (b.trains(fc1_)) {
+        const program::TensorId dy_factor = factor(b, dpre, "expert_dfc1", counts_);
+        emit::grouped(b, program::GroupedMode::wgrad, dy_factor, input_factor(b), counts_, fc1_.gradient, fc1);
+    }
     b.phase = program::Phase::dgrad;
     if (!moe_.probs_on_input) return {drows, dprobs};
     const program::TensorId din = b.activation("expert_din_scaled", cap, width(), expected);

@@ -175,22 +175,23 @@ TEST_CASE("cuda: BF16 losses with routing are the CPU's") {
 TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as a graph") {
     const Fields every_expert{{"num_experts_per_tok", "8"}};
     const Fields every_group{{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}};
-    for (const char* kind : {"qwen3", "deepseek3", "mixtral"}) {
-        const auto model = wide_model(kind, kind == std::string("deepseek3") ? every_group : every_expert);
-        const Fields fields{{"precision", "fp8-blockwise"}, {"mbs", "2"}};
-        const CudaResult expected = train_on(small_plan(model, 1, fields, {16, 8}), "cpu");
-        Fields split = fields;
-        split.emplace_back("tp", "2");
-        const CudaResult other = train_on(small_plan(model, 2, split, {16, 8}), "cpu");
-        for (const Fields& more : std::vector<Fields>{{}, {{"cuda_graph", "full"}, {"recompute", "full"}}}) {
-            Fields all = fields;
-            all.insert(all.end(), more.begin(), more.end());
-            const CudaResult got = train_on(small_plan(model, 1, all, {16, 8}), "cuda");
-            for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 2e-3);
-            compare_beside(std::string(kind) + " precision=fp8-blockwise" + (more.empty() ? "" : " as a graph"), got,
-                           expected, other, 2.0);
+    for (const char* kind : {"qwen3", "deepseek3", "mixtral"})
+        for (const char* wgrad : {"off", "on"}) {
+            const auto model = wide_model(kind, kind == std::string("deepseek3") ? every_group : every_expert);
+            const Fields fields{{"precision", "fp8-blockwise"}, {"mbs", "2"}, {"fp8_wgrad", wgrad}};
+            const CudaResult expected = train_on(small_plan(model, 1, fields, {16, 8}), "cpu");
+            Fields split = fields;
+            split.emplace_back("tp", "2");
+            const CudaResult other = train_on(small_plan(model, 2, split, {16, 8}), "cpu");
+            for (const Fields& more : std::vector<Fields>{{}, {{"cuda_graph", "full"}, {"recompute", "full"}}}) {
+                Fields all = fields;
+                all.insert(all.end(), more.begin(), more.end());
+                const CudaResult got = train_on(small_plan(model, 1, all, {16, 8}), "cuda");
+                for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 2e-3);
+                const std::string name = std::string(kind) + " precision=fp8-blockwise fp8_wgrad=" + wgrad;
+                compare_beside(name + (more.empty() ? "" : " as a graph"), got, expected, other, 2.0);
+            }
         }
-    }
 }
 
 TEST_CASE("cuda: layers that stay in BF16 beside FP8 train as in BF16, op by op and as a graph") {

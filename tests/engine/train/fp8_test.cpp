@@ -75,8 +75,9 @@ void check_same(const std::string& kind, int ranks, const std::vector<Fields>& p
 
 // TP adds up partial sums in BF16 and CP takes softmax in parts: a value that is rounded otherwise may fall to the next
 // of FP8's, which are 1/16 apart. Every token goes to every expert, so that no choice depends on it.
-void check_close(const std::string& kind, const std::vector<Fields>& plans, const Fields& model) {
-    const Trained expected = train_three(fp8_plan(kind, 1, {}, model));
+void check_close(const std::string& kind, const std::vector<Fields>& plans, const Fields& model,
+                 const Fields& alone = {}) {
+    const Trained expected = train_three(fp8_plan(kind, 1, alone, model));
     for (const Fields& fields : thinned(plans)) {
         INFO(kind, " ", text(fields));
         const Trained got = train_three(fp8_plan(kind, 4, fields, model));
@@ -169,6 +170,36 @@ TEST_CASE("fp8: TP, ETP and CP differ by the rounding of BF16") {
                 {{"num_experts_per_tok", "8"}});
     check_close("deepseek3", {{{"tp", "2"}, {"ep", "2"}}},
                 {{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}});
+}
+
+// Blocks along tokens begin where a rank's tokens do: other blocks round what is 2^-14 of their largest otherwise,
+// which is far below the tolerances.
+TEST_CASE("fp8: wgrad in FP8 over ranks is that of one; it differs from wgrad in BF16 in gradients of weights alone") {
+    const Fields low{{"fp8_wgrad", "on"}};
+    check_same("qwen3", 4,
+               {
+                   {{"ep", "4"}},
+                   {{"ep", "2"}, {"dispatcher", "allgather"}},
+                   {{"ep", "2"}, {"ep_overlap", "on"}, {"capacity", "2"}},
+                   {{"pp", "2"}, {"schedule", "zero-bubble"}, {"ep", "2"}},
+               },
+               low);
+    check_same("qwen2", 2, {{{"ep", "2"}}}, {{"head_precision", "fp8-blockwise"}, {"fp8_wgrad", "on"}},
+               {{"shared_expert_intermediate_size", "128"}});
+    check_same("deepseek3", 2, {{{"pp", "2"}, {"delay_wgrad", "on"}}, {{"recompute", "full"}, {"ep", "2"}}}, low);
+    check_close("qwen3",
+                {
+                    {{"tp", "2"}, {"etp", "2"}, {"ep", "2"}, {"fp8_wgrad", "on"}},
+                    {{"tp", "2"}, {"tp_overlap", "on"}, {"fp8_wgrad", "on"}},
+                    {{"cp", "2"}, {"ep", "2"}, {"fp8_wgrad", "on"}},
+                },
+                {{"num_experts_per_tok", "8"}}, low);
+    const Trained wide = train_three(fp8_plan("qwen3", 1, {})), narrow = train_three(fp8_plan("qwen3", 1, low));
+    CHECK(narrow.losses[0] == wide.losses[0]); // the first forward is the same
+    const double off = total_distance(narrow.gradients, wide.gradients);
+    CHECK(off > 1e-3);
+    CHECK(off < 0.1);
+    for (std::size_t i = 1; i < 3; ++i) CHECK(std::abs(narrow.losses[i] / wide.losses[i] - 1.0) < 3e-3);
 }
 
 TEST_CASE("fp8: experts or all other linears alone, and the LM head") {

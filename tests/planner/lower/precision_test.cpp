@@ -98,29 +98,49 @@ TEST_CASE("experts may stay in BF16 beside MXFP8 linears, or the reverse") {
     CHECK(products(plan, program::Module::attn_in, program::Dtype::mxfp8) == 0);
 }
 
+namespace {
+
+// Rows of one layer that ops of our blockwise FP8 quantize, by their results, and others leave or read in FP8.
+struct LowRows {
+    std::int64_t rows = 0, columns = 0, both = 0, widened = 0, moved = 0, written = 0;
+};
+
+LowRows low_rows(const program::Program& program, int layer) {
+    const auto tensor = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
+    LowRows out;
+    for (int t = 0; t < 2; ++t)
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
+            if (op.layer != layer) continue;
+            if (op.kind == program::OpKind::quantize) {
+                const bool row = op.out[0] != program::no_tensor, column = op.out.size() > 1;
+                (row && column ? out.both : row ? out.rows : out.columns) += tensor(op.in[0]).rows;
+                if (column) CHECK(tensor(op.out[1]).dtype == program::Dtype::fp8_columns);
+                if (column) CHECK(op.phase == (row ? program::Phase::dgrad : program::Phase::wgrad));
+            }
+            if (op.kind == program::OpKind::dequantize) out.widened += tensor(op.in[0]).rows;
+            if (op.kind == program::OpKind::permute && tensor(op.in[0]).dtype == program::Dtype::fp8_block)
+                out.moved += tensor(op.out[0]).rows;
+            if (op.kind == program::OpKind::activation || op.kind == program::OpKind::activation_grad)
+                out.written +=
+                    tensor(op.out.back()).dtype == program::Dtype::fp8_block ? tensor(op.out.back()).rows : 0;
+        }
+    return out;
+}
+
+} // namespace
+
 TEST_CASE(
     "blockwise FP8 of ours quantizes a token once, and experts' activations and their gradients as they are written") {
     plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", machine::Precision::fp8_blockwise);
     plan.stack = "moe-plan";
     plan.gbs = plan.mbs = 1;
-    const program::Program program = lower::lower(plan, 0);
-    const auto tensor = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
-    std::int64_t quantized = 0, widened = 0, moved = 0, written = 0; // rows by layer
-    for (int t = 0; t < 2; ++t)
-        for (const program::Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
-            if (op.layer != 7) continue;
-            if (op.kind == program::OpKind::quantize) quantized += tensor(op.in[0]).rows;
-            if (op.kind == program::OpKind::dequantize) widened += tensor(op.in[0]).rows;
-            if (op.kind == program::OpKind::permute && tensor(op.in[0]).dtype == program::Dtype::fp8_block)
-                moved += tensor(op.out[0]).rows;
-            if (op.kind == program::OpKind::activation || op.kind == program::OpKind::activation_grad)
-                written += tensor(op.out.back()).dtype == program::Dtype::fp8_block ? tensor(op.out.back()).rows : 0;
-        }
+    const LowRows got = low_rows(lower::lower(plan, 0), 7);
     // Inputs and output gradients of both projections of attention, tokens before and gradients behind the experts.
-    CHECK(quantized == (4 + 2) * plan.seq);
-    CHECK(widened == 2 * plan.seq); // what the projection of query, key and value reads, and the experts
-    CHECK(moved == 2 * 8 * plan.seq);
-    CHECK(written == 2 * 8 * plan.seq);
+    CHECK(got.rows == (4 + 2) * plan.seq);
+    CHECK(got.widened == 2 * plan.seq); // what the projection of query, key and value reads, and the experts
+    CHECK(got.moved == 2 * 8 * plan.seq);
+    CHECK(got.written == 2 * 8 * plan.seq);
+    CHECK(got.columns + got.both == 0);
     // Rows are quantized where they arrive, with experts elsewhere.
     plan.gpus = plan.dp = plan.ep = 2;
     plan.gbs = 2;
@@ -130,6 +150,35 @@ TEST_CASE(
         for (const program::Op& op : spread.templates[static_cast<std::size_t>(t)].ops)
             if (op.kind == program::OpKind::permute)
                 CHECK(spread.tensors[static_cast<std::size_t>(op.in[0])].dtype != program::Dtype::fp8_block);
+}
+
+TEST_CASE("wgrad in FP8 reads columns of its own blocks, made in the backward, and widens nothing") {
+    plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", machine::Precision::fp8_blockwise);
+    plan.stack = "moe-plan";
+    plan.gbs = plan.mbs = 1;
+    plan.fp8_wgrad = true;
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    const LowRows got = low_rows(program, 7);
+    // Inputs of both projections of attention, tokens before and gradients behind the experts.
+    CHECK(got.rows == (2 + 2) * plan.seq);
+    CHECK(got.both == 2 * plan.seq); // output gradients of both projections
+    // What these read, and of both products of the experts operands and output gradients.
+    CHECK(got.columns == (2 + 4 * 8) * plan.seq);
+    CHECK(got.widened == 0);
+    CHECK(got.moved == 3 * 8 * plan.seq); // rows, gradients, and rows again
+    CHECK(got.written == 2 * 8 * plan.seq);
+    int products = 0;
+    for (const program::Op& op : program.templates[1].ops) {
+        if (op.kind != program::OpKind::grouped_gemm || op.phase != program::Phase::wgrad) continue;
+        ++products;
+        for (const program::TensorId operand : {op.in[0], op.in[1]}) {
+            const program::Tensor& columns = program.tensors[static_cast<std::size_t>(operand)];
+            CHECK(columns.dtype == program::Dtype::fp8_columns);
+            CHECK(columns.rows == (8 * plan.seq + 127 * 128) / 128 * 128); // 128 experts begin blocks of their own
+        }
+    }
+    CHECK(products > 0);
 }
 
 TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scaling once") {

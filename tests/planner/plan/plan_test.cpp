@@ -101,6 +101,8 @@ TEST_CASE("the published plan is sound, and every broken axis is counted under i
           "attention_precision");
     CHECK(counter([](moe::plan::Plan& p) { p.head_precision = moe::machine::Precision::fp32; }) == "head_precision");
     CHECK(counter([](moe::plan::Plan& p) { p.fp8_scaling = moe::plan::Fp8Scaling::delayed; }) == "fp8_scaling");
+    CHECK(counter([](moe::plan::Plan& p) { p.fp8_wgrad = true, p.precision = moe::machine::Precision::bf16; }) ==
+          "fp8_wgrad");
     CHECK(counter([](moe::plan::Plan& p) { p.gradients = moe::machine::Precision::mxfp8; }) == "gradients");
     CHECK(counter([](moe::plan::Plan& p) { p.tp_overlap = true; }) == "tp_overlap");
     CHECK(counter([](moe::plan::Plan& p) { p.paged_stash = true; }) == "paged_stash");
@@ -275,6 +277,10 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK(plan.experts() == moe::machine::Precision::fp8_blockwise);
     set("fp8_scaling", "delayed"), set("gradients", "bf16"), set("routing", "zipf:1.1"), set("schedule", "zero-bubble");
     CHECK(plan.fp8_scaling == moe::plan::Fp8Scaling::delayed);
+    set("fp8_wgrad", "on");
+    CHECK(plan.fp8_wgrad);
+    set("fp8_wgrad", "off");
+    CHECK_FALSE(plan.fp8_wgrad);
     CHECK(plan.gradients == moe::machine::Precision::bf16);
     CHECK(plan.routing == "zipf:1.1");
     CHECK(plan.schedule == moe::plan::ScheduleKind::zero_bubble);

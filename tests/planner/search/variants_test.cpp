@@ -78,3 +78,24 @@ TEST_CASE("choices that only some machines' recipes name are tried there alone")
     CHECK_FALSE(varies("h100", "attention_precision"));
     CHECK(varies("h100", "cuda_graph"));
 }
+
+TEST_CASE("wgrad in FP8 is tried where calls of it were measured, in plans that multiply so, by our stack") {
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model("Qwen3-30B-A3B"));
+    machine::Hardware hardware = machine::load_hardware("h200");
+    plan.stack = "moe-plan";
+    plan.seq = 4096, plan.gpus = plan.dp = plan.ep = 8, plan.gbs = 8;
+    plan.precision = machine::Precision::fp8_blockwise;
+    const auto tries = [&] {
+        plan.hardware = std::make_shared<const machine::Hardware>(hardware);
+        const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+        REQUIRE(stack::sound(plan, stack));
+        const std::vector<plan::Plan> all = search::variants(plan, stack, {});
+        return std::any_of(all.begin(), all.end(), [](const plan::Plan& other) { return other.fp8_wgrad; });
+    };
+    CHECK_FALSE(tries());
+    hardware.measured["grouped_gemm.wgrad.fp8-blockwise"] = {};
+    CHECK(tries());
+    plan.precision = machine::Precision::bf16;
+    CHECK_FALSE(tries());
+}

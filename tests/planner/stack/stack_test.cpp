@@ -75,6 +75,14 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::plan::Plan& p) { p.pp = 2, p.delay_wgrad = true; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.pp = 2, p.schedule = moe::plan::ScheduleKind::zero_bubble; }) == "");
     CHECK(check([](moe::plan::Plan& p) { p.fp8_scaling = moe::plan::Fp8Scaling::delayed; }) == "stack: fp8_scaling");
+    CHECK(check([](moe::plan::Plan& p) {
+              p.fp8_wgrad = true, p.precision = moe::machine::Precision::fp8_blockwise;
+          }).empty());
+    const Check published{plan_on("Qwen3-30B-A3B", "h100", "bridge-26.08"),
+                          moe::stack::load_stack("bridge-26.08", moe::machine::load_hardware("h100"))};
+    CHECK(published([](moe::plan::Plan& p) {
+              p.fp8_wgrad = true, p.precision = moe::machine::Precision::fp8_blockwise;
+          }) == "stack: fp8_wgrad");
     CHECK(check([](moe::plan::Plan& p) { p.head_precision = moe::machine::Precision::mxfp8; }) ==
           "stack: head_precision");
     const Check other{plan_on("Grok-1", "cpu-local", "moe-plan"), check.stack};

@@ -102,6 +102,7 @@ bool draw(Random& random, RandomPlan& out) {
         p.expert_precision = random.of(out.stack.precisions);
         p.fp8_scaling = random.next() % 2 == 0 ? moe::plan::Fp8Scaling::current : moe::plan::Fp8Scaling::delayed;
     }
+    p.fp8_wgrad = p.precision == moe::machine::Precision::fp8_blockwise && p.blocks_by_rows() && random.next() % 2 == 0;
     p.tp_overlap = !out.stack.executable && p.tp > 1 && random.next() % 3 == 0;
     if (!out.stack.executable && p.cp > 1 && random.next() % 3 == 0) p.cp_comm = moe::plan::ContextComm::alltoall;
     if (!out.stack.executable && random.next() % 3 == 0) {

@@ -39,6 +39,7 @@ const std::map<std::string, Values>& field_values() {
         {"head_precision", {"default", "mxfp8", "fp8-blockwise", "fp8-tensor"}},
         {"bf16_layers", {"none", "1+1", "0+2"}},
         {"fp8_scaling", {"current", "delayed"}},
+        {"fp8_wgrad", {"off", "on"}},
         {"gradients", {"fp32", "bf16"}},
         {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
         {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},

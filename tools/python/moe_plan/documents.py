@@ -419,6 +419,9 @@ class Plan(Document):
     fp8_scaling: Literal["current", "delayed"] | None = None
     """Scales of fp8-tensor: of this tensor, or of its history"""
 
+    fp8_wgrad: bool | None = None
+    """Of the stack moe-plan in fp8-blockwise: weight gradients multiply in FP8, too"""
+
     gradients: Literal["fp32", "bf16"] | None = None
     """Format in which gradients are summed and reduced"""
 
