@@ -75,8 +75,8 @@ double least_seconds(const LayerPart& dense, const LayerPart& routed, int side) 
 }
 
 std::array<int, 2> PartFloors::places(const estimate::Placements& groups) {
-    const auto [tensor, context, expert, expert_tensor, dispatch, data, expert_data, micro_batch, inner, outer,
-                keys] = groups;
+    const auto [tensor, context, expert, expert_tensor, dispatch, data, expert_data, micro_batch, inner, outer, keys] =
+        groups;
     const std::array<std::vector<cost::Placement>, 2> wanted{
         std::vector{tensor, context, data, inner, outer, keys},
         std::vector{expert, expert_tensor, dispatch, expert_data, micro_batch}};
