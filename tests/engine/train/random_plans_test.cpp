@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -43,6 +44,14 @@ struct Verdict {
     bool near_tie = false; // a copy or two fell to another expert: nothing else can be said
 };
 
+// How far rounding to BF16 alone moves the gradients of one rank. Narrow delta nets amplify it to a tenth.
+double moved_by_rounding(const RandomCase& c, const Trained& want, std::uint64_t seed) {
+    RandomCase exact = one_rank_of(c);
+    exact.plan.erase(std::remove(exact.plan.begin(), exact.plan.end(), Fields::value_type{"precision", "bf16"}),
+                     exact.plan.end());
+    return total_distance(want.gradients, train_three(plan_of(exact), seed).gradients);
+}
+
 Verdict judge(const RandomCase& c, const Trained& want, std::uint64_t seed = 1) {
     const plan::Plan plan = plan_of(c);
     const Trained got = train_three(plan, seed);
@@ -54,7 +63,8 @@ Verdict judge(const RandomCase& c, const Trained& want, std::uint64_t seed = 1) 
         whole.grad_norm = want.grad_norm;
         std::string fault = disagreement(whole, want, 2e-2, 0.0);
         const double gradients = total_distance(got.gradients, want.gradients);
-        if (fault.empty() && !(gradients < 2e-2)) fault = fmt::format("gradients are off by {:.2e}", gradients);
+        if (fault.empty() && !(gradients < 2e-2) && !(gradients < moved_by_rounding(c, want, seed)))
+            fault = fmt::format("gradients are off by {:.2e}", gradients);
         const double weights = total_distance(got.weights, want.weights);
         if (fault.empty() && !(weights < 2e-2)) fault = fmt::format("weights are off by {:.2e}", weights);
         return {fault, false};
