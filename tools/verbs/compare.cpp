@@ -107,7 +107,7 @@ void compare_verb(const CompareOptions& options) {
     console.table(summary);
     if (!options.report.empty()) console.note("Report in {}", options.report);
     if (options.quiet) return;
-    console.say("\nBusy seconds of one step by op kind, averaged over the ranks ({} ops lined up):",
+    console.say("\nBusy seconds of a step by op kind, mean of ranks ({} ops lined up):",
                 count_text(static_cast<double>(c.matched)));
     console.table(kinds_table(c));
     if (c.widest.empty()) return;
