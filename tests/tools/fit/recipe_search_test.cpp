@@ -33,10 +33,11 @@ TEST_CASE("the best plan found for a published run is no slower than its recipe"
     CHECK(found == names.size());
 }
 
+// The only recipe that `search-recipes` lists as not fitting: 31.6 billion parameters on eight H100, 2.5 GiB too much.
 TEST_CASE("a recipe that is predicted not to fit is told, and what fits is found") {
     published::RunPlanner planner(machine::load_coefficients());
     for (const published::Run& run : tools::searched_runs(planner)) {
-        if (run.run_id != "AM-AutoModel-Q3-30B-H100-BF16-8g") continue;
+        if (run.run_id != "AM-AutoModel-N3Nano-H100-BF16-8g") continue;
         const tools::RecipeSearch search = tools::search_recipe(planner, run, 0);
         CHECK_FALSE(search.fits());
         CHECK_FALSE(search.beaten());
