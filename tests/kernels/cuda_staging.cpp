@@ -85,6 +85,9 @@ public:
             T shape = argument;
             shape.document_start = static_cast<const std::int32_t*>(translate(shape.document_start));
             return shape;
+        } else if constexpr (std::is_same_v<T, GivenChoice>) {
+            return T{static_cast<const std::int32_t*>(translate(argument.positions)),
+                     static_cast<const std::int32_t*>(translate(argument.recorded))};
         } else if constexpr (std::is_same_v<T, LossShape>) {
             T shape = argument;
             shape.share = static_cast<const float*>(translate(shape.share));

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <string_view>
 
 using namespace moe;
 
@@ -41,7 +42,9 @@ TEST_CASE("cuda: factors, gates, norms and rotations of other families are the C
         check_model(model, {}, 1e-4);
         check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}, {"recompute", "full"}}, 1e-4);
         check_model(model, {{"documents", "mask"}, {"mbs", "2"}}, 1e-4);
-        check_rounding(model, {{"precision", "bf16"}}, 2.0);
+        // Behind a bound the gradient is 0: a value that rounds to the other side of Step's narrow ones changes it
+        // whole.
+        if (std::string_view(model) != "step") check_rounding(model, {{"precision", "bf16"}}, 2.0);
     }
 }
 
