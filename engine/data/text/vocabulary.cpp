@@ -12,6 +12,7 @@ constexpr std::string_view replacement = "\xEF\xBF\xBD"; // U+FFFD
 
 std::size_t character(std::string_view text) {
     const auto byte = [&text](std::size_t i) { return static_cast<unsigned char>(i < text.size() ? text[i] : '\0'); };
+    if (text.empty()) return 0;
     const unsigned char first = byte(0);
     if (first < 0x80) return 1;
     const std::size_t length = first >= 0xC2 && first < 0xE0   ? 2

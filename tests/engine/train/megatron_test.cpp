@@ -164,7 +164,7 @@ TEST_CASE("pickles: calls are values, and what is not allowed is named") {
     CHECK(mentions(read("\x80\x04i.", {}), "opcode 105 is not read"));
     CHECK(mentions(read("\x80\x01N.", {}), "protocol 1"));
     const weights::Pickle numbers(
-        std::string("\x80\x02(J\xff\xff\xff\xff\x8a\x02\x00\x01\x88N}X\x01\x00\x00\x00kK\x07st.", 29), "file", {});
+        std::string("\x80\x02(J\xff\xff\xff\xff\x8a\x02\x00\x01\x88N}X\x01\x00\x00\x00kK\x07st.", 26), "file", {});
     REQUIRE(numbers.root().items.size() == 5);
     CHECK(numbers.root().items[0]->integer == -1);
     CHECK(numbers.root().items[1]->integer == 256);
