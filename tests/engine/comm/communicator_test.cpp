@@ -70,7 +70,7 @@ TEST_CASE("dense collectives agree with sums done by hand, in place and not, wit
                 c.all_gather(tp, x.data(), y.data(), 12 * 4);
                 for (int m = 0; m < size; ++m)
                     for (int i = 0; i < 12; ++i)
-                        wrong.unless(y[static_cast<std::size_t>(12 * m + i)] ==
+                        wrong.unless(y[static_cast<std::size_t>(m) * 12 + static_cast<std::size_t>(i)] ==
                                      static_cast<float>(100 * (base + m) + i + repeat));
                 c.reduce_scatter(tp, x.data(), sum.data(), 3, program::Dtype::f32);
                 const int ranks = 4 * base + 6;
@@ -109,7 +109,7 @@ TEST_CASE("all_to_all turns sequence shards into head shards and back") {
         c.all_to_all(tp, x.data(), heads.data(), {true, 4, 4, 12, {8, 4}}, 4);
         for (int row = 0; row < 16; ++row)
             for (int col = 0; col < 3; ++col)
-                wrong.unless(heads[static_cast<std::size_t>(row * 3 + col)] ==
+                wrong.unless(heads[static_cast<std::size_t>(row) * 3 + static_cast<std::size_t>(col)] ==
                              row * 100 + (col < 2 ? 2 * c.rank() + col : 8 + c.rank()));
         c.all_to_all(tp, heads.data(), back.data(), {false, 4, 16, 3, {8, 4}}, 4);
         wrong.unless(back == x);
@@ -135,7 +135,7 @@ TEST_CASE("routed rows reach their experts over EP and ETP and come back summed"
         c.all_gather(both, counts.data(), all.data(), experts * 4);
         for (int s = 0; s < 6; ++s)
             for (int e = 0; e < experts; ++e)
-                wrong.unless(all[static_cast<std::size_t>(s * experts + e)] == (s + e) % 3);
+                wrong.unless(all[static_cast<std::size_t>(s) * experts + static_cast<std::size_t>(e)] == (s + e) % 3);
         const program::RowsAttr to{2, 100, experts, 3, 2, false}, back{2, 100, experts, 3, 2, true};
         std::vector<float> arrived(200, -1), gathered(400, -1), local(200, -1), home(rows.size(), -1);
         c.all_to_all_rows(ep, rows.data(), all.data(), arrived.data(), to, program::Dtype::f32, 10, 100);

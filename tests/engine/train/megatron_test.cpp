@@ -51,7 +51,7 @@ struct Loaded {
 };
 
 std::string copied(const Folder& folder, const std::string& name) {
-    const std::string copy = folder / name;
+    std::string copy = folder / name;
     fs::remove_all(copy);
     fs::copy(made(name), copy);
     return copy;
