@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 
 using namespace moe;
@@ -103,7 +104,8 @@ TEST_CASE("cuda ranks: collectives beside bare NCCL") {
     int members = 1;
     while (2 * members <= gpus_here()) members *= 2;
     if (members < 2 || !has_gpus(members)) return;
-    const ops::Backend& backend = backends::backend_named("cuda");
+    const std::string name = "cuda";
+    const ops::Backend& backend = backends::backend_named(name);
     const comm::CollectiveLibrary& library = backend.collectives();
     const plan::Plan plan = small_plan("qwen3", members, {{"cp", "1"}});
     const plan::Mesh mesh(plan);
