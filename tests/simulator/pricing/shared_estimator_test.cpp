@@ -309,7 +309,7 @@ TEST_CASE("a shared estimator answers as a fresh one, to the bit, whatever it wa
     Machines machines;
     Random random(seed);
     std::set<std::string> varied;
-    for (const RandomPlan& base : random_plans(seed + 101, draws(16)))
+    for (const RandomPlan& base : random_plans(seed + 101, draws(12)))
         add_base(machines, base, random, varied, [](const Variation&) { return true; });
     const bool all_fields = draws(8) == 8;
     if (all_fields) vary_every_field(machines, seed + 1000, random, varied);
