@@ -5,6 +5,7 @@
 #include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "tests/planner/base/fault_of.hpp"
+#include "tests/support/draws.hpp"
 
 #include <doctest/doctest.h>
 
@@ -50,7 +51,8 @@ TEST_CASE("found plans break no rule of their engine, and rejections are counted
     }
 }
 
-TEST_CASE("a graph of the whole step with experts comes with the stack's capacity and pages, or not at all") {
+TEST_CASE("a graph of the whole step with experts comes with the stack's capacity and pages, or not at all" *
+          doctest::skip(sanitized)) {
     Asked asked{"Qwen3-30B-A3B", "gb200-nvl72", 16, 256, machine::Precision::mxfp8};
     asked.request.fixed = {{"cuda_graph", "full"}};
     CHECK(asked.stack.usual_capacity == 1.5);

@@ -81,7 +81,8 @@ TEST_CASE("offload takes the place of recomputation where the host's link has ti
     CHECK(slower.step_seconds == nearly(searcher.replayed(kept).step_seconds).epsilon(0.002));
 }
 
-TEST_CASE("a request that only offload brings into memory has plans, unless it is pinned off") {
+TEST_CASE("a request that only offload brings into memory has plans, unless it is pinned off" *
+          doctest::skip(sanitized)) {
     Searcher searcher({"GPT-OSS-20B", "h100", "bridge-26.08", 4, 16, 131072});
     const std::string refused = fault_of([&] { searcher.plain(); });
     CHECK(refused.find("no plan for 4 GPUs fits") != std::string::npos);
