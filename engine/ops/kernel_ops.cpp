@@ -195,8 +195,8 @@ AttentionShape attention_shape(const OpContext& c, std::size_t operands) {
     s.document_start = ints(c, operands);
     s.chunk = a.chunk;
     for (const int run : {0, 1}) {
-        s.q_start[run] = plan::run_start(c.position.context, run, a.ring, a.seq_q);
-        s.k_start[run] = plan::run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
+        s.q_start[run] = plan::run_start(c.position.ring, run, a.ring, a.seq_q);
+        s.k_start[run] = plan::run_start((c.position.ring + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
     }
     return s;
 }
@@ -204,7 +204,7 @@ AttentionShape attention_shape(const OpContext& c, std::size_t operands) {
 // CP by heads leaves each member its part of the heads, and of their sinks.
 std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
     const std::int64_t heads = std::get<program::AttentionAttr>(c.op.attr).heads;
-    return c.has_input(sinks) && c.input(sinks).elements() > heads ? c.position.context * heads : 0;
+    return c.has_input(sinks) && c.input(sinks).elements() > heads ? c.position.heads * heads : 0;
 }
 
 void attention(const OpContext& c) {

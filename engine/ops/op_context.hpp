@@ -17,6 +17,8 @@ struct RankPosition {
     int rank = 0;
     int tensor = 0;        // index in the TP group
     int context = 0;       // index in the CP group
+    int ring = 0;          // index among the CP ranks whose keys and values go round
+    int heads = 0;         // index among the CP ranks that trade heads for tokens
     int expert = 0;        // index in the EP group
     int expert_tensor = 0; // index in the ETP group
     int key_part = 0;      // index among the TP ranks that hold all key heads between them

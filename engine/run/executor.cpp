@@ -24,6 +24,8 @@ Executor::Executor(const program::Program& program, const device::Arena& arena, 
     position_ = {rank,
                  mesh.coordinate(plan::Domain::dense, plan::axis::tensor, rank),
                  mesh.coordinate(plan::Domain::dense, plan::axis::context, rank),
+                 mesh.coordinate(plan::Domain::dense, plan::axis::context_outer, rank),
+                 mesh.coordinate(plan::Domain::dense, plan::axis::context_inner, rank),
                  mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank),
                  mesh.coordinate(plan::Domain::expert, plan::axis::tensor, rank),
                  mesh.coordinate(plan::Domain::dense, plan::axis::key_parts, rank)};

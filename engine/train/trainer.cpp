@@ -150,24 +150,26 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPla
     r.positions = positions_of(rank);
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
     if (plan_.masks_documents() || program_of(r).io.chunk_starts != program::no_tensor) {
-        r.queries.resize(static_cast<std::size_t>(plan_.attention_rows() / plan_.mbs));
-        std::iota(r.queries.begin(), r.queries.end(), 0);
-        if (r.queries.size() == r.positions.size()) r.queries = r.positions;
+        const int ring = plan_.cp / plan::context_inner(plan_);
+        r.queries = positions_of(mesh_.coordinate(plan::Domain::dense, plan::axis::context_outer, rank), ring);
     }
 }
 
-// Two runs of the sequence under CP.
-std::vector<std::int32_t> Trainer::positions_of(int rank) const {
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(plan_.seq / plan_.cp));
-    const int member = mesh_.coordinate(plan::Domain::dense, plan::axis::context, rank);
-    const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? positions.size() / 2 : positions.size());
+// Two runs of the sequence where several members share it.
+std::vector<std::int32_t> Trainer::positions_of(int member, int members) const {
+    const std::int64_t tokens = plan_.seq / members;
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
     const auto start = [&](int run) {
-        return plan_.cp > 1 ? static_cast<std::int32_t>(plan::run_start(member, run, plan_.cp, plan_.seq / plan_.cp))
-                            : 0;
+        return static_cast<std::int32_t>(plan::run_start(member, run, members, tokens));
     };
+    const auto half = static_cast<std::ptrdiff_t>(members > 1 ? tokens / 2 : tokens);
     std::iota(positions.begin(), positions.begin() + half, start(0));
     std::iota(positions.begin() + half, positions.end(), start(1));
     return positions;
+}
+
+std::vector<std::int32_t> Trainer::positions_of(int rank) const {
+    return positions_of(mesh_.coordinate(plan::Domain::dense, plan::axis::context, rank), plan_.cp);
 }
 
 void Trainer::start_rank(Rank& r) {

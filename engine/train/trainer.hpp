@@ -262,7 +262,9 @@ private:
     // Calls visit(row of this rank's tokens, row of the global batch) for every token of a micro-batch.
     template <class Visit>
     void for_each_token(int rank, int micro_batch, Visit visit) const;
+    // Positions of the tokens of a rank, and of a member's tokens where so many share a sequence.
     std::vector<std::int32_t> positions_of(int rank) const;
+    std::vector<std::int32_t> positions_of(int member, int members) const;
     void run_forward();
     void prepare_batch();
     void run_step(bool timed);

@@ -3,6 +3,7 @@
 
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -126,19 +127,19 @@ double library_memory(const plan::Plan& plan) {
     // Documents and chunks are left to our own kernels, which take none.
     const bool library = plan::stack_traits(plan).takes_attention_scratch && !plan.hardware->cpu &&
                          plan.precision != machine::Precision::fp32 && !plan.masks_documents();
-    const bool ring = plan.cp > 1 && plan.cp_comm == plan::ContextComm::ring;
+    const int heads_of = plan.tp * plan::context_inner(plan), steps = plan.cp / plan::context_inner(plan);
+    const bool ring = steps > 1;
     for (const model::LayerKind& kind : plan.model->kinds) {
         const model::Attention& a = kind.attention;
         if (!library || a.chunk > 0 || (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla))
             continue;
-        const int split = ring ? plan.tp : plan.tp * plan.cp; // execute has no hierarchical CP
         const int kv_heads = a.kind == model::AttentionKind::mla ? a.heads : a.kv_heads;
         const AttentionWork work{plan.mbs,
-                                 std::max(1, a.heads / split),
-                                 std::max(1, kv_heads / split),
+                                 std::max(1, a.heads / heads_of),
+                                 std::max(1, kv_heads / heads_of),
                                  a.qk_dim,
                                  a.v_dim,
-                                 ring ? plan.seq / plan.cp : plan.seq,
+                                 plan.seq / steps,
                                  a.window,
                                  plan.deterministic};
         scratch = std::max(scratch, ring ? ring_scratch(work) : attention_scratch(work));

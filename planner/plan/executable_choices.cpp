@@ -148,7 +148,6 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.gradients != machine::Precision::fp32 && !stack_traits(plan).reduces_bf16_copy, "gradients",
                machine::to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
-        Choice{plan.cp_comm == ContextComm::hierarchical, "cp_comm", to_string(plan.cp_comm), "ring"},
         // One queue of a GPU hides nothing.
         Choice{plan.tp_overlap && !plan.hardware->cpu, "tp_overlap", "on", "off"},
     };

@@ -12,8 +12,8 @@ enum class Domain : std::uint8_t { dense, expert };
 // Axes of either domain as a bit mask: in the expert domain tensor = ETP, context does not exist, data = EDP.
 namespace axis {
 inline constexpr std::uint16_t tensor = 1, context = 2, expert = 4, data = 8, pipeline = 16;
-// The parts of the context axis under hierarchical CP: members that trade heads, and those of one place in every such
-// group, which form a ring. Groups along `context` hold both.
+// The parts of the context axis: members that trade heads (all-to-all; within a domain under hierarchical CP), and
+// those of one place in every such group, which form a ring. Groups along `context` hold both.
 inline constexpr std::uint16_t context_inner = 32, context_outer = 64;
 inline constexpr std::uint16_t any_context = context | context_inner | context_outer;
 // The parts of the data axis under HSDP: members that hold the shards of one copy of the weights, and those that hold

@@ -108,7 +108,8 @@ std::string to_string(Group group) {
 }
 
 int context_inner(const Plan& plan) {
-    if (plan.cp_comm != ContextComm::hierarchical || plan.hardware == nullptr) return 1;
+    if (plan.cp_comm == ContextComm::alltoall) return plan.cp;
+    if (plan.cp_comm == ContextComm::ring || plan.hardware == nullptr) return 1;
     const int together = plan.gpus <= plan.hardware->nvlink_domain ? plan.gpus : plan.hardware->nvlink_domain_used;
     int inner = std::max(1, std::min(plan.cp, together / plan.tp));
     while (plan.cp % inner != 0) --inner;
@@ -128,10 +129,7 @@ int key_replicas(const Plan& plan) {
     return replicas;
 }
 
-std::int64_t Plan::attention_rows() const {
-    const int trading = cp_comm == ContextComm::alltoall ? cp : context_inner(*this);
-    return tokens_gathered() * trading;
-}
+std::int64_t Plan::attention_rows() const { return tokens_gathered() * context_inner(*this); }
 
 bool Plan::passes_states() const {
     return std::any_of(model->kinds.begin(), model->kinds.end(), [](const model::LayerKind& kind) {
@@ -177,7 +175,7 @@ Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
             if (const int copies = d == 0 && word.bit == axis::tensor ? key_replicas(plan) : 1; copies > 1) {
                 axes_[d].push_back({axis::tensor | axis::key_replicas, copies, stride[d]});
                 axes_[d].push_back({axis::tensor | axis::key_parts, plan.tp / copies, stride[d] * copies});
-            } else if (word.bit == axis::context && d == 0 && plan.cp_comm == ContextComm::hierarchical) {
+            } else if (word.bit == axis::context && d == 0) {
                 const int inner = context_inner(plan);
                 axes_[d].push_back({axis::context | axis::context_inner, inner, stride[d]});
                 axes_[d].push_back({axis::context | axis::context_outer, plan.cp / inner, stride[d] * inner});

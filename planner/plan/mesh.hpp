@@ -10,8 +10,9 @@
 
 namespace moe::plan {
 
-// Members of a CP group that trade heads under hierarchical CP, next to each other and within one NVLink domain: as
-// many as divide CP and fit there beside TP. 1 without hierarchical CP.
+// Members of a CP group that trade heads for tokens: one in a ring, all under all-to-all; under hierarchical CP those
+// next to each other within one NVLink domain, as many as divide CP and fit there beside TP. The others of the group
+// are in a ring of CP / context_inner() ranks.
 int context_inner(const Plan& plan);
 
 // Copies of the weights of a domain under HSDP (Plan::fsdp_replicas), each sharded over a part of the data axis.

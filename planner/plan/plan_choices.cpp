@@ -131,7 +131,7 @@ PlanFault check_context(const Plan& plan) {
     const char* name = to_string(plan.cp_comm);
     if (plan.cp == 1) return fault("cp_comm", "cp_comm = {} needs cp > 1, but cp = 1", name);
     const bool whole = plan.cp_comm == ContextComm::alltoall;
-    const int trading = whole ? plan.cp : context_inner(plan);
+    const int trading = context_inner(plan);
     if (!whole && (trading == 1 || trading == plan.cp))
         return fault("cp_comm",
                      "cp_comm = {} needs a CP group that spans NVLink domains and has several ranks in each, but {} of "

@@ -20,17 +20,7 @@ void exchange_heads(emit::Builder& b, plan::Group group, program::TensorId x, pr
 namespace {
 
 // The ranks that trade heads for tokens, so that each has those tokens and 1 / trading of the heads.
-int trading(const emit::Builder& b) {
-    switch (b.plan().cp_comm) {
-    case plan::ContextComm::ring:
-        return 1;
-    case plan::ContextComm::alltoall:
-        return b.plan().cp;
-    case plan::ContextComm::hierarchical:
-        return plan::context_inner(b.plan());
-    }
-    return 1;
-}
+int trading(const emit::Builder& b) { return plan::context_inner(b.plan()); }
 
 plan::Group trading_group(const emit::Builder& b) {
     return b.plan().cp_comm == plan::ContextComm::hierarchical ? emit::groups::context_inner : emit::groups::context;

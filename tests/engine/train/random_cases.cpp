@@ -247,7 +247,11 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
     degree("pp", pp);
     degree("tp", tp);
     degree("cp", cp);
-    if (cp > 1 && dice.one_in(2)) c.plan.emplace_back("cp_comm", "alltoall");
+    const bool trades = cp > 1 && dice.one_in(2);
+    if (cp >= 4 && dice.aside().one_in(2))
+        c.plan.emplace_back("cp_comm", "alltoall+ring");
+    else if (trades)
+        c.plan.emplace_back("cp_comm", "alltoall");
     if (!is_dense(c.model)) {
         const int ep = dice.divisor(stage);
         degree("ep", ep);
