@@ -172,11 +172,12 @@ int emit_forward(const plan::Plan& plan, program::Program& program, const ChunkS
 
 // Templates of a chunk, passes applied.
 EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const ChunkSpec& spec,
-                        emit::ParameterSet& parameters, Backwards backwards, bool list_parameters) {
+                        emit::ParameterSet& parameters, Backwards backwards, bool named) {
     Chunk chunk(plan, spec);
     chunk.declare(parameters);
-    parameters.seal(program, list_parameters);
+    parameters.seal(program, named);
     emit::Builder builder(plan, program, parameters);
+    builder.named = named;
     const int forward = builder.open(plan::SlotKind::forward, spec.chunk);
     chunk.forward(builder);
     const int backward = builder.open(plan::SlotKind::backward, spec.chunk);

@@ -2,7 +2,6 @@
 #include "planner/search/played_plans.hpp"
 
 #include "planner/base/error.hpp"
-#include "planner/base/parallel.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_fields.hpp"
 
@@ -36,8 +35,7 @@ std::vector<std::optional<Estimate>> PlayedPlans::of(const std::vector<plan::Pla
         if (fresh) unknown.emplace_back(&plan, &entry->second);
         entries.push_back(&entry->second);
     }
-    in_parallel(unknown.size(), threads_,
-                [&](std::size_t, std::size_t i) { *unknown[i].second = play(*unknown[i].first); });
+    workers_.run(unknown.size(), [&](std::size_t, std::size_t i) { *unknown[i].second = play(*unknown[i].first); });
     std::vector<std::optional<Estimate>> result;
     result.reserve(entries.size());
     for (const std::optional<Estimate>* entry : entries) result.push_back(*entry);

@@ -1,10 +1,10 @@
 // Plans that a search has played event by event, each distinct one once: several ways lead to the same plan.
 #pragma once
 
+#include "planner/base/parallel.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/search/pricing.hpp"
 
-#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,11 +12,10 @@
 
 namespace moe::search {
 
-// For plans of one model, machine, stack and workload. The estimator must outlive it, and is called from so many
-// threads.
+// For plans of one model, machine, stack and workload. Estimator and workers must outlive it.
 class PlayedPlans {
 public:
-    PlayedPlans(Estimator& estimator, std::size_t threads) : estimator_(estimator), threads_(threads) {}
+    PlayedPlans(Estimator& estimator, Workers& workers) : estimator_(estimator), workers_(workers) {}
 
     // Estimator::play() of each plan. Nothing for plans that do not fit into the GPU, and for those that have no price.
     std::vector<std::optional<Estimate>> of(const std::vector<plan::Plan>& plans);
@@ -25,7 +24,7 @@ private:
     std::optional<Estimate> play(const plan::Plan& plan) const;
 
     Estimator& estimator_;
-    std::size_t threads_;
+    Workers& workers_;
     std::map<std::string, std::optional<Estimate>> known_; // by the plan's fields
 };
 

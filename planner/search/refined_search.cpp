@@ -52,7 +52,7 @@ public:
           shown_(request.top),
           stack_(stack),
           estimator_(estimator),
-          threads_(thread_count(request.threads)),
+          workers_(thread_count(request.threads)),
           top_plans_(static_cast<std::size_t>(std::max(request.top, fewest_refined)), request.similar) {
         for (const auto& [field, value] : request.fixed) pinned_.insert(field);
         if (shown_ >= 1) request_.top = std::max(shown_, fewest_refined);
@@ -63,11 +63,15 @@ public:
         const SearchSpace space(request_, stack_);
         const double limit = limit_by_offload();
         const bool tight = limit < std::numeric_limits<double>::infinity();
-        Exploration exploration = explore(request_, space, estimator_, limit);
+        Exploration exploration = explore(request_, space, estimator_, workers_, limit);
         result_ = std::move(exploration.result);
         const std::vector<plan::Plan> found = plans_of(result_);
+        const std::vector<plan::Plan> split = with_split_backwards(found);
+        std::vector<plan::Plan> both = found;
+        both.insert(both.end(), split.begin(), split.end());
+        played_.of(both); // side by side
         play(found, false);
-        play(with_split_backwards(found));
+        play(split);
         if (top_plans_.plans().empty()) // The rest starts from a plan that fits, whatever it takes.
             if (const std::optional<plan::Plan> thrifty = fitting_plan(space, stack_, estimator_)) play({*thrifty});
         if (offloads()) {
@@ -140,9 +144,9 @@ private:
             if (std::none_of(near.begin(), near.end(), [&](const Ranked& n) { return same_plan(n, ranked); }))
                 near.push_back(ranked);
         std::vector<std::optional<plan::Plan>> climbed(std::min(near.size(), most_climbed));
-        std::vector<std::unique_ptr<BoundModel>> bounds(threads_);
+        std::vector<std::unique_ptr<BoundModel>> bounds(workers_.size());
         for (std::unique_ptr<BoundModel>& one : bounds) one = estimator_.bound_model();
-        in_parallel(climbed.size(), threads_, [&](std::size_t worker, std::size_t i) {
+        workers_.run(climbed.size(), [&](std::size_t worker, std::size_t i) {
             climbed[i] = best_variant(near[i].first, stack_, pinned_, estimator_, *bounds[worker], least_gain);
         });
         std::vector<plan::Plan> batch;
@@ -174,7 +178,7 @@ private:
     }
 
     // The fastest plan with the stack's usual choices and few kinds of parallelism, found at once.
-    std::optional<Ranked> usual_plan(const char* offload) const {
+    std::optional<Ranked> usual_plan(const char* offload) {
         SearchRequest asked = request_;
         asked.progress = {};
         asked.top = 1;
@@ -186,7 +190,7 @@ private:
                                            {"dispatcher", plan::to_string(stack_.usual_dispatcher)}})
             if (!pinned(field)) asked.fixed.emplace_back(field, value);
         const SearchSpace space(asked, stack_);
-        const SearchResult result = explore(asked, space, estimator_).result;
+        const SearchResult result = explore(asked, space, estimator_, workers_).result;
         return result.plans.empty() ? std::nullopt : std::optional(result.plans.front());
     }
 
@@ -212,12 +216,12 @@ private:
         asked.progress = {};
         asked.fixed.emplace_back("offload", "optimizer");
         const SearchSpace space(asked, stack_);
-        play(plans_of(explore(asked, space, estimator_, seconds).result));
+        play(plans_of(explore(asked, space, estimator_, workers_, seconds).result));
     }
 
     // Plans that more memory has room for and that would be faster than any so far. Choices of communication are those
     // of the best plan, which more memory does not change; where they have no meaning for a plan, it is as it is.
-    std::vector<Ranked> of_larger_memories() const {
+    std::vector<Ranked> of_larger_memories() {
         const plan::Plan& best = top_plans_.plans().front().first;
         SearchRequest larger = request_;
         larger.progress = {};
@@ -233,12 +237,12 @@ private:
         return plans;
     }
 
-    void add_of_larger_memories(const plan::Plan& best, SearchRequest larger, std::vector<Ranked>& plans) const {
+    void add_of_larger_memories(const plan::Plan& best, SearchRequest larger, std::vector<Ranked>& plans) {
         for (const double times : more_memory) {
             auto hardware = std::make_shared<machine::Hardware>(*request_.base.hardware);
             hardware->memory_bytes *= times;
             larger.base.hardware = std::move(hardware);
-            for (Ranked& ranked : explore_like(best, larger, stack_, estimator_, apart * least()).plans) {
+            for (Ranked& ranked : explore_like(best, larger, stack_, estimator_, workers_, apart * least()).plans) {
                 ranked.first.hardware = request_.base.hardware;
                 plans.push_back(std::move(ranked));
             }
@@ -296,7 +300,7 @@ private:
         std::sort(plans.begin(), plans.end(), better);
         plans.erase(std::unique(plans.begin(), plans.end(), same_plan), plans.end());
         std::vector<std::vector<Ranked>> ways(plans.size());
-        in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
+        workers_.run(plans.size(), [&](std::size_t, std::size_t i) {
             const Ranked& ranked = plans[i];
             double sets = 1.0; // sets: a further one promises less by this factor
             for (OffloadFit& fit : offloaded_to_fit(ranked.first, stack_, estimator_)) {
@@ -374,10 +378,10 @@ private:
     int shown_;
     const stack::Stack& stack_;
     Estimator& estimator_;
-    std::size_t threads_;
+    Workers workers_;
     std::set<std::string> pinned_;
     TopK top_plans_;
-    PlayedPlans played_{estimator_, threads_};
+    PlayedPlans played_{estimator_, workers_};
     TopK nearest_{12, true}; // best plans of all that were played, whatever their mappings
     SearchResult result_;
     double least_on_host_ = std::numeric_limits<double>::infinity(); // fewest bytes of played plans that did not fit

@@ -48,13 +48,18 @@ private:
 class Pricer {
 public:
     Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<BoundModel>>& bound_models,
-           SearchResult& result, SearchFailure& failure)
-        : space_(space), estimator_(estimator), bound_models_(bound_models), result_(result), failure_(failure) {}
+           Workers& workers, SearchResult& result, SearchFailure& failure)
+        : space_(space),
+          estimator_(estimator),
+          bound_models_(bound_models),
+          workers_(workers),
+          result_(result),
+          failure_(failure) {}
 
     // The results do not depend on the number of threads: the top plans change when all are priced.
     void price(const std::vector<Candidate>& candidates, TopK& top_plans) {
         std::vector<Priced> priced(candidates.size());
-        in_parallel(candidates.size(), bound_models_.size(), [&](std::size_t worker, std::size_t i) {
+        workers_.run(candidates.size(), [&](std::size_t worker, std::size_t i) {
             const Candidate& c = candidates[i];
             priced[i] = price(plan_of(space_, c), [&](const plan::Plan& plan) {
                 return c.seconds > 0.0 && least_seconds(bound_models_[worker]->merged_step_bound(plan)) >
@@ -114,7 +119,8 @@ private:
 
     const SearchSpace& space_;
     Estimator& estimator_;
-    const std::vector<std::unique_ptr<BoundModel>>& bound_models_; // bound models, one for each thread
+    const std::vector<std::unique_ptr<BoundModel>>& bound_models_; // bound models, one for each worker
+    Workers& workers_;
     SearchResult& result_;
     SearchFailure& failure_;
 };
@@ -164,12 +170,12 @@ bool usual(const SearchNode& branch) {
 // All branches, the usual ones first, then the lowest floor first.
 template <class Merge>
 std::vector<SearchNode> survey_all(const SearchSpace& space,
-                                   const std::vector<std::unique_ptr<BoundModel>>& bound_models,
+                                   const std::vector<std::unique_ptr<BoundModel>>& bound_models, Workers& workers,
                                    const SearchRequest& request, const Merge& merge) {
     const std::vector<LayerOptions>& families = space.layer_options();
     std::vector<Found> found(families.size());
     std::vector<std::vector<SearchNode>> parts(families.size());
-    in_parallel(families.size(), bound_models.size(), [&](std::size_t worker, std::size_t i) {
+    workers.run(families.size(), [&](std::size_t worker, std::size_t i) {
         parts[i] = survey(space, families[i], *bound_models[worker], request.exhaustive, found[i]);
     });
     merge(found);
@@ -183,8 +189,8 @@ std::vector<SearchNode> survey_all(const SearchSpace& space,
 
 } // namespace
 
-Exploration explore(const SearchRequest& request, const SearchSpace& space, Estimator& estimator, double slowest,
-                    bool by_micro_batch) {
+Exploration explore(const SearchRequest& request, const SearchSpace& space, Estimator& estimator, Workers& workers,
+                    double slowest, bool by_micro_batch) {
     const Clock::time_point start = Clock::now();
     if (request.top < 1) refuse("top {}: must be 1 or more", request.top);
     Exploration exploration;
@@ -193,11 +199,10 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
     failure.rejected = space.rejected();
     TopK top_plans(static_cast<std::size_t>(request.top), request.similar, slowest, by_micro_batch);
     Progress progress(request, failure.rejected.total());
-    const std::size_t threads = thread_count(request.threads);
-    std::vector<std::unique_ptr<BoundModel>> bound_models(threads);
+    std::vector<std::unique_ptr<BoundModel>> bound_models(workers.size());
     for (std::unique_ptr<BoundModel>& bound_model : bound_models) bound_model = estimator.bound_model();
 
-    Pricer pricer(space, estimator, bound_models, result, failure);
+    Pricer pricer(space, estimator, bound_models, workers, result, failure);
     std::vector<Candidate> candidates;
 
     const auto merge = [&](const std::vector<Found>& parts) {
@@ -207,7 +212,7 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
             if (part.smallest) failure.note(*part.smallest, part.least_memory);
         }
     };
-    const std::vector<SearchNode> branches = survey_all(space, bound_models, request, merge);
+    const std::vector<SearchNode> branches = survey_all(space, bound_models, workers, request, merge);
 
     // Branches of a round see the plans found in earlier rounds only, so that neither the plans nor the counts depend
     // on the number of threads. The most promising come first; rounds grow as there is more to go by.
@@ -216,7 +221,7 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
     for (std::size_t round = first_round; done < branches.size(); round = std::min(2 * round, largest_round)) {
         if (!usual(branches[done]) && least_seconds(branches[done].floor) > top_plans.worst()) break;
         std::vector<Found> found(std::min(round, branches.size() - done));
-        in_parallel(found.size(), threads, [&](std::size_t worker, std::size_t i) {
+        workers.run(found.size(), [&](std::size_t worker, std::size_t i) {
             found[i] = search_node(space, branches[done + i], *bound_models[worker], top_plans, request.exhaustive);
             progress.add(found[i]);
         });
@@ -230,6 +235,7 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
     for (; done < branches.size(); ++done) bound += candidates_of(space, branches[done], branches[done].roots.size());
     failure.rejected.add({"bound", "bound"}, bound);
     price_in_order(std::move(candidates), pricer, top_plans);
+    workers.run(bound_models.size(), [&](std::size_t, std::size_t i) { bound_models[i].reset(); });
     for (const auto& [counter, reason] : failure.rejected.reasons) result.pruned[counter] = reason.count;
     result.plans = top_plans.plans();
     result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -237,14 +243,15 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
 }
 
 SearchResult explore_like(const plan::Plan& known, const SearchRequest& request, const stack::Stack& stack,
-                          Estimator& estimator, double slowest) {
+                          Estimator& estimator, Workers& workers, double slowest) {
     const SearchSpace space(request, stack, &known);
-    return explore(request, space, estimator, slowest, true).result;
+    return explore(request, space, estimator, workers, slowest, true).result;
 }
 
 SearchResult search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
     const SearchSpace space(request, stack);
-    Exploration exploration = explore(request, space, estimator);
+    Workers workers(thread_count(request.threads));
+    Exploration exploration = explore(request, space, estimator, workers);
     if (exploration.result.plans.empty()) refuse_search(request, stack, estimator, space, exploration.failure);
     return std::move(exploration.result);
 }

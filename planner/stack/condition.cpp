@@ -15,13 +15,6 @@ namespace {
 
 enum class Op : std::uint8_t { equal, differs, above, at_least, below, at_most, holds, lacks, any, all };
 
-struct Value { // one word of one plan, as its kind has it
-    double number = 0.0;
-    bool none = false; // a number whose word is "none"
-    unsigned set = 0;
-    std::string_view text;
-};
-
 struct Compare {
     const char* sign;
     Op op;
@@ -38,6 +31,13 @@ std::optional<double> number_of(std::string_view text) {
 
 } // namespace
 
+struct Condition::Value { // one word of one plan, as its kind has it
+    double number = 0.0;
+    bool none = false; // a number whose word is "none"
+    unsigned set = 0;
+    std::string_view text;
+};
+
 struct Condition::Test {
     enum class Kind : std::uint8_t { number, set, text };
     Op op = Op::equal;
@@ -47,6 +47,8 @@ struct Condition::Test {
     unsigned set = 0;
     std::string text;
     std::vector<Test> parts;
+
+    bool operator==(const Test&) const = default;
 
     bool equals(const Value& value) const {
         if (kind == Kind::number) return none == value.none && (none || number == value.number);
@@ -146,23 +148,26 @@ Condition::Condition(const nlohmann::json& entries, const std::string& place) {
                           [](const Entry& entry) { return entry.word->name.find('.') == std::string::npos; });
 }
 
+Condition::Value Condition::read(const PlanWord& word, const plan::Plan& plan, std::string& storage) {
+    Value value;
+    if (const auto* number = std::get_if<NumberWord>(&word.reader)) {
+        value.number = number->read(plan);
+        value.none = number->none_is_zero && value.number == 0.0;
+    } else if (const auto* set = std::get_if<SetWord>(&word.reader)) {
+        value.set = set->read(plan);
+    } else if (const auto* name = std::get_if<NameWord>(&word.reader)) {
+        value.text = name->read(plan);
+    } else {
+        storage = std::get<TextWord>(word.reader).read(plan);
+        value.text = storage;
+    }
+    return value;
+}
+
 bool Condition::holds(const plan::Plan& plan) const {
     std::string storage;
-    for (const Entry& entry : entries_) {
-        Value value;
-        if (const auto* number = std::get_if<NumberWord>(&entry.word->reader)) {
-            value.number = number->read(plan);
-            value.none = number->none_is_zero && value.number == 0.0;
-        } else if (const auto* set = std::get_if<SetWord>(&entry.word->reader)) {
-            value.set = set->read(plan);
-        } else if (const auto* name = std::get_if<NameWord>(&entry.word->reader)) {
-            value.text = name->read(plan);
-        } else {
-            storage = std::get<TextWord>(entry.word->reader).read(plan);
-            value.text = storage;
-        }
-        if (!entry.test->passes(value)) return false;
-    }
+    for (const Entry& entry : entries_)
+        if (!entry.test->passes(read(*entry.word, plan, storage))) return false;
     return true;
 }
 
@@ -170,6 +175,38 @@ std::vector<std::string> Condition::fields() const {
     std::vector<std::string> names;
     for (const Entry& entry : entries_) names.push_back(entry.word->name);
     return names;
+}
+
+Conditions::Conditions(const std::vector<Condition>& all) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i].entries_.empty()) {
+            always_.push_back(i);
+            continue;
+        }
+        const Condition::Entry& first = all[i].entries_.front();
+        auto group = std::find_if(groups_.begin(), groups_.end(),
+                                  [&first](const Group& known) { return known.word == first.word; });
+        if (group == groups_.end()) group = groups_.insert(groups_.end(), {first.word, {}});
+        auto gate = std::find_if(group->gates.begin(), group->gates.end(),
+                                 [&first](const Gate& known) { return *known.test == *first.test; });
+        if (gate == group->gates.end()) gate = group->gates.insert(group->gates.end(), {first.test, {}});
+        Rest rest{i, all[i]};
+        rest.entries.entries_.erase(rest.entries.entries_.begin());
+        gate->behind.push_back(std::move(rest));
+    }
+}
+
+void Conditions::each_that_holds(const plan::Plan& plan, const std::function<void(std::size_t)>& visit) const {
+    for (const std::size_t i : always_) visit(i);
+    std::string storage;
+    for (const Group& group : groups_) {
+        const Condition::Value value = Condition::read(*group.word, plan, storage);
+        for (const Gate& gate : group.gates) {
+            if (!gate.test->passes(value)) continue;
+            for (const Rest& rest : gate.behind)
+                if (rest.entries.holds(plan)) visit(rest.index);
+        }
+    }
 }
 
 } // namespace moe::stack

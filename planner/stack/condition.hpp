@@ -6,6 +6,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,13 +28,44 @@ public:
     std::vector<std::string> fields() const; // that it reads, in the order of its entries
 
 private:
+    friend class Conditions;
     struct Test;
+    struct Value;
     struct Entry {
         const PlanWord* word;
         std::shared_ptr<const Test> test;
     };
     static Test compile(const nlohmann::json& value, const PlanWord& word, const std::string& place);
+    // The value points into the plan, or into `storage`.
+    static Value read(const PlanWord& word, const plan::Plan& plan, std::string& storage);
     std::vector<Entry> entries_;
+};
+
+// Conditions that are tried on the same plans. Most fail at their first entry, which many have in common: each word of
+// these is read once, and each test of it made once.
+class Conditions {
+public:
+    Conditions() = default;
+    explicit Conditions(const std::vector<Condition>& all);
+
+    // Calls visit(i) for each condition i that holds, in any order.
+    void each_that_holds(const plan::Plan& plan, const std::function<void(std::size_t)>& visit) const;
+
+private:
+    struct Rest { // of condition `index`, its first entry aside
+        std::size_t index;
+        Condition entries;
+    };
+    struct Gate { // conditions with one first entry
+        std::shared_ptr<const Condition::Test> test;
+        std::vector<Rest> behind;
+    };
+    struct Group { // first entries with one word
+        const PlanWord* word;
+        std::vector<Gate> gates;
+    };
+    std::vector<std::size_t> always_; // conditions without entries
+    std::vector<Group> groups_;
 };
 
 } // namespace moe::stack

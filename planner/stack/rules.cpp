@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <set>
@@ -75,6 +76,31 @@ Rule read_rule(const Json& json, const std::string& file, const std::string& rel
 }
 
 } // namespace
+
+RuleList::RuleList(std::vector<Rule> rules) : rules_(std::move(rules)) {
+    std::vector<Condition> conditions;
+    for (const Rule& rule : rules_) conditions.push_back(rule.when);
+    when_ = Conditions(conditions);
+}
+
+const Rule* RuleList::first_broken(const plan::Plan& plan) const {
+    std::size_t first = rules_.size();
+    when_.each_that_holds(plan, [&](std::size_t i) {
+        if (i < first && rules_[i].test.holds(plan) != rules_[i].needs) first = i;
+    });
+    return first < rules_.size() ? &rules_[first] : nullptr;
+}
+
+std::vector<const Rule*> RuleList::broken_by(const plan::Plan& plan) const {
+    std::vector<std::size_t> places;
+    when_.each_that_holds(plan, [&](std::size_t i) {
+        if (rules_[i].test.holds(plan) != rules_[i].needs) places.push_back(i);
+    });
+    std::sort(places.begin(), places.end());
+    std::vector<const Rule*> broken;
+    for (const std::size_t i : places) broken.push_back(&rules_[i]);
+    return broken;
+}
 
 Rule read_rule(const Json& json, const std::string& place) {
     bool in_release = false;

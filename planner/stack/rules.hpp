@@ -38,6 +38,18 @@ struct Rule {
     bool broken_by(const plan::Plan& plan) const { return when.holds(plan) && test.holds(plan) != needs; }
 };
 
+// Rules that are asked of every plan of a search.
+class RuleList {
+public:
+    explicit RuleList(std::vector<Rule> rules);
+    const Rule* first_broken(const plan::Plan& plan) const;           // null where the plan keeps all of them
+    std::vector<const Rule*> broken_by(const plan::Plan& plan) const; // in their order
+
+private:
+    std::vector<Rule> rules_;
+    Conditions when_; // of the rules
+};
+
 // Rules of the engine that are in force for its release, in the file's order; none where the engine has no file. The
 // grammar stands in the file. Throws Error (bad_input) "FILE: rule NAME: why".
 std::vector<Rule> load_rules(const Engine& engine);

@@ -76,10 +76,10 @@ struct Publication {
 };
 
 struct Stack {
-    std::string name;                               // "moe-plan", "bridge-26.08", ...
-    std::string release;                            // release as the source names it
-    Engine engine;                                  // whose rules its plans keep
-    std::shared_ptr<const std::vector<Rule>> rules; // those in force; may be null
+    std::string name;                      // "moe-plan", "bridge-26.08", ...
+    std::string release;                   // release as the source names it
+    Engine engine;                         // whose rules its plans keep
+    std::shared_ptr<const RuleList> rules; // those in force; may be null
     // What it needs of a machine; may be null. Precisions and dispatchers for which this one lacks something are left
     // out below.
     std::shared_ptr<const std::vector<Rule>> requirements;

@@ -107,20 +107,14 @@ plan::PlanFault check_offers(const plan::Plan& plan, const Stack& stack) {
 }
 
 std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack) {
-    std::vector<const Rule*> broken;
-    if (stack.rules != nullptr)
-        for (const Rule& rule : *stack.rules)
-            if (rule.broken_by(plan)) broken.push_back(&rule);
-    return broken;
+    return stack.rules == nullptr ? std::vector<const Rule*>{} : stack.rules->broken_by(plan);
 }
 
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
     if (plan::PlanFault fault = check_offers(plan, stack)) return fault;
-    if (stack.rules == nullptr) return {};
-    for (const Rule& rule : *stack.rules)
-        if (rule.broken_by(plan))
-            return {stack.engine.name + ": " + rule.name, fmt::format("{} ({})", rule.message, rule.source)};
-    return {};
+    const Rule* const broken = stack.rules == nullptr ? nullptr : stack.rules->first_broken(plan);
+    if (broken == nullptr) return {};
+    return {stack.engine.name + ": " + broken->name, fmt::format("{} ({})", broken->message, broken->source)};
 }
 
 bool fuses_experts(const plan::Plan& plan, const Stack& stack) {

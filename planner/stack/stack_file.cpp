@@ -196,8 +196,7 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
     s.published = read_published(in.find("published"), place, coefficients);
     if (const Json* engine = in.find("engine")) s.engine = read_engine(*engine, place);
-    s.rules =
-        at_place(place + ": engine", [&] { return std::make_shared<const std::vector<Rule>>(load_rules(s.engine)); });
+    s.rules = at_place(place + ": engine", [&] { return std::make_shared<const RuleList>(load_rules(s.engine)); });
     if (const Json* list = in.find("requirements"))
         s.requirements = std::make_shared<const std::vector<Rule>>(read_requirements(*list, place));
     in.finish();

@@ -44,11 +44,6 @@ struct Terms {
 // is recomputed, and the terms of those that were played. Thread-safe; entries live as long as the library.
 class SegmentLibrary {
 public:
-    template <plan::Subject subject>
-    static std::size_t hash_of(const estimate::SegmentKey<subject>& key) {
-        return key.plan.hash() * 31 + static_cast<std::size_t>(key.id.kind) * 1024 +
-               static_cast<std::size_t>(key.id.layer_kind);
-    }
     struct Shape {
         std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
         unsigned modules = 0;                                  // modules that recomputation of the segment can name
@@ -67,10 +62,10 @@ public:
         estimate::Placements places;
         bool coarse; // terms of SegmentTerms::coarse()
         bool operator==(const TermsKey&) const = default;
-        std::size_t hash() const { return hash_of(time) + (coarse ? 1 : 0); } // Keys differ little in places alone.
+        std::size_t hash() const { return (time.hash() ^ estimate::hash_of(places)) + (coarse ? 1 : 0); }
     };
     struct KeyHash {
-        std::size_t operator()(const PlainKey& key) const { return hash_of(key); }
+        std::size_t operator()(const PlainKey& key) const { return key.hash(); }
         std::size_t operator()(const TermsKey& key) const { return key.hash(); }
     };
     const Terms* known_terms(const TermsKey& key); // nullptr where nobody has worked them out
@@ -122,7 +117,7 @@ private:
     };
     struct KeyHash {
         std::size_t operator()(const Key& key) const {
-            return SegmentLibrary::hash_of(key.time) * 31 + static_cast<std::size_t>(key.place);
+            return key.time.hash() * 31 + static_cast<std::size_t>(key.place);
         }
     };
     template <class Value>

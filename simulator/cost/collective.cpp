@@ -57,19 +57,17 @@ Placement find_placement(const plan::Plan& plan, plan::Group group) {
 } // namespace
 
 Placement Routes::placement(const plan::Plan& plan, plan::Group group) const {
-    const MeshKey mesh{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp, plan.fsdp_replicas,
-                        plan::key_replicas(plan)},
+    const GroupKey key{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp, plan.fsdp_replicas,
+                        plan::key_replicas(plan), static_cast<int>(group.domain), group.axes},
                        plan.rank_order};
-    const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        const auto& known = placements_[mesh];
-        const auto it = known.find(key);
-        if (it != known.end()) return it->second;
+        const auto known = placements_.find(key);
+        if (known != placements_.end()) return known->second;
     }
     const Placement found = find_placement(plan, group);
     const std::lock_guard<std::mutex> lock(mutex_);
-    placements_[mesh][key] = found;
+    placements_.emplace(key, found);
     return found;
 }
 

@@ -10,11 +10,12 @@
 #include "simulator/cost/network.hpp"
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <unordered_map>
 
 namespace moe::cost {
 
@@ -35,8 +36,19 @@ private:
     const machine::Hardware& hardware_;
     mutable std::mutex mutex_;
     mutable std::map<Placement, Set> sets_;
-    using MeshKey = std::pair<std::array<int, 10>, std::string>;
-    mutable std::map<MeshKey, std::map<std::pair<int, int>, Placement>> placements_; // by mesh, then domain and axes
+    struct GroupKey {
+        std::array<int, 12> numbers; // of the mesh, and domain and axes of the group
+        std::string rank_order;
+        bool operator==(const GroupKey&) const = default;
+    };
+    struct KeyHash {
+        std::size_t operator()(const GroupKey& key) const {
+            std::size_t sum = 0;
+            for (const int number : key.numbers) sum = (sum ^ static_cast<std::size_t>(number)) * 0x9E3779B97F4A7C15U;
+            return sum ^ sum >> 32;
+        }
+    };
+    mutable std::unordered_map<GroupKey, Placement, KeyHash> placements_;
 };
 
 // A group as a collective sees it; `efficiency` is the fraction of link bandwidth that the library reaches.

@@ -9,11 +9,13 @@
 #include "simulator/estimate/segment_cost.hpp"
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -74,12 +76,21 @@ struct SegmentKey {
     plan::PlanKey<subject> plan;
     SegmentId id;
     auto operator<=>(const SegmentKey&) const = default;
+    std::size_t hash() const {
+        return plan.hash() * 31 + static_cast<std::size_t>(id.kind) * 1024 + static_cast<std::size_t>(id.layer_kind);
+    }
 };
 
 // The placements of the groups of a segment's communication: tensor, context, expert, expert tensor, dispatch; then,
 // where the plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, the ranks
 // that share a micro-batch, the parts of CP, and the ranks that shard replicated key heads.
 using Placements = std::array<cost::Placement, 11>;
+inline std::size_t hash_of(const Placements& places) {
+    std::size_t sum = 0;
+    for (const cost::Placement& p : places)
+        for (const int number : {p.size, p.per_domain, p.nodes}) sum = sum * 31 + static_cast<std::size_t>(number);
+    return sum * 0x9E3779B97F4A7C15U;
+}
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
 class SegmentCache {
@@ -108,13 +119,26 @@ private:
         bool shares_table;
         Placements places;
         auto operator<=>(const CostKey&) const = default;
+        std::size_t hash() const { return time.hash() ^ hash_of(places); }
     };
     struct BucketKey {
         plan::PlanKey<plan::Subject::weights> weights;
         bool shares_table;
         SegmentId id; // or a stage
         std::array<int, 5> stage;
-        auto operator<=>(const BucketKey&) const = default;
+        bool operator==(const BucketKey&) const = default;
+        std::size_t hash() const {
+            std::size_t sum =
+                weights.hash() + static_cast<std::size_t>(id.kind) * 1024 + static_cast<std::size_t>(id.layer_kind);
+            for (const int part : stage) sum = sum * 31 + static_cast<std::size_t>(part);
+            return sum;
+        }
+    };
+    struct KeyHash {
+        template <class Key>
+        std::size_t operator()(const Key& key) const {
+            return key.hash();
+        }
     };
     CostKey cost_key(const plan::Plan& plan, SegmentId id) const;
     void keep_model(const plan::Plan& plan); // under the lock
@@ -122,10 +146,10 @@ private:
     cost::Machine machine_;
     stack::Stack stack_;
     std::mutex mutex_;
-    std::map<SegmentKey<plan::Subject::size>, std::unique_ptr<SegmentSize>> sizes_;
-    std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
+    std::unordered_map<SegmentKey<plan::Subject::size>, std::unique_ptr<SegmentSize>, KeyHash> sizes_;
+    std::unordered_map<CostKey, std::unique_ptr<SegmentCost>, KeyHash> costs_;
     std::map<std::tuple<CostKey, Segments, Segments>, MergedTime> merged_;
-    std::map<BucketKey, std::unique_ptr<std::vector<passes::BucketSize>>> buckets_;
+    std::unordered_map<BucketKey, std::unique_ptr<std::vector<passes::BucketSize>>, KeyHash> buckets_;
     std::vector<std::shared_ptr<const model::Model>> models_; // kept alive: keys name them by address
 };
 

@@ -57,30 +57,37 @@ std::vector<std::string> differing_fields(const plan::Plan& plan, const plan::Pl
 
 } // namespace
 
-std::vector<NearRun> nearest_published(const plan::Plan& plan, std::size_t most) {
+PublishedRuns::PublishedRuns() {
     const std::map<std::string, double> fitted = fitted_residuals();
     const std::string folder = profiles_folder() + "/runs";
-    if (fitted.empty() || !std::filesystem::is_directory(folder)) return {};
-    std::vector<std::pair<double, Run>> runs;
+    if (fitted.empty() || !std::filesystem::is_directory(folder)) return;
     for (Run& run : load_runs(folder))
-        if (fitted.contains(run.run_id)) runs.emplace_back(workload_distance(plan, run), std::move(run));
+        if (const auto found = fitted.find(run.run_id); found != fitted.end())
+            runs_.push_back({std::move(run), found->second, std::nullopt});
+    planner_.emplace(machine::load_coefficients());
+}
+
+std::vector<NearRun> PublishedRuns::nearest(const plan::Plan& plan, std::size_t most) {
+    std::vector<std::pair<double, Known*>> runs;
+    for (Known& known : runs_) runs.emplace_back(workload_distance(plan, known.run), &known);
     const auto nearer = [](const auto& a, const auto& b) { return a.first < b.first; };
     std::stable_sort(runs.begin(), runs.end(), nearer);
     runs.resize(std::min(runs.size(), planned));
-    RunPlanner planner(machine::load_coefficients());
     struct Near {
         plan::Plan plan;
         NearRun run;
     };
     std::vector<std::pair<double, Near>> near;
-    for (const auto& [distance, run] : runs) {
-        const PlannedRun row = planner.plan(run);
+    for (const auto& [distance, known] : runs) {
+        const Run& run = known->run;
+        if (!known->planned) known->planned = planner_->plan(run);
+        const PlannedRun& row = *known->planned;
         if (!row.skipped.empty() || row.kind != kind_of(*plan.model)) continue;
         const double measured = run.tflops_std ? *run.tflops_std : run.tflops_per_gpu.value_or(0.0);
         near.emplace_back(
             distance + field * differing_choices(plan, row.plan),
             Near{row.plan,
-                 {run.run_id, measured, measured * std::exp(fitted.at(run.run_id)), differing_fields(plan, row.plan)}});
+                 {run.run_id, measured, measured * std::exp(known->fitted), differing_fields(plan, row.plan)}});
     }
     std::stable_sort(near.begin(), near.end(), nearer);
     // A plan that several releases ran says the same each time: its first row stands for it.

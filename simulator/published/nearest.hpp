@@ -2,7 +2,11 @@
 #pragma once
 
 #include "planner/plan/plan.hpp"
+#include "simulator/published/run_plan.hpp"
+#include "simulator/published/runs.hpp"
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,9 +18,23 @@ struct NearRun {
     std::vector<std::string> differs_in;    // fields of the plan, workload and machine first
 };
 
-// At most `most` runs of the plan's kind of model, the most alike first: model, machine, precision, GPUs, batch and
-// sequence count most, then the number of plan fields that differ. Runs come from profiles/runs, predictions from
-// profiles/runs/residuals.json; none without these files.
-std::vector<NearRun> nearest_published(const plan::Plan& plan, std::size_t most);
+// The runs of profiles/runs for which profiles/runs/residuals.json has predictions; none without these files. They are
+// read once for all plans that are asked about.
+class PublishedRuns {
+public:
+    PublishedRuns();
+    // At most `most` runs of the plan's kind of model, the most alike first: model, machine, precision, GPUs, batch and
+    // sequence count most, then the number of plan fields that differ.
+    std::vector<NearRun> nearest(const plan::Plan& plan, std::size_t most);
+
+private:
+    struct Known {
+        Run run;
+        double fitted = 0.0;               // log(predicted / published)
+        std::optional<PlannedRun> planned; // once it was near to a plan
+    };
+    std::vector<Known> runs_;
+    std::optional<RunPlanner> planner_; // where there are runs
+};
 
 } // namespace moe::published

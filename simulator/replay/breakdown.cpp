@@ -90,22 +90,22 @@ public:
 private:
     // Nothing computes in [from, to): what else is under way?
     void gap(search::Breakdown& result, double from, double to, bool host) {
-        std::vector<Span> inside;
-        std::vector<double> cuts{from, to};
+        inside_.clear();
+        cuts_.assign({from, to});
         for (std::size_t s = 0; s < spans_.size(); ++s) {
             std::size_t& i = next_[s];
             while (i < spans_[s].size() && spans_[s][i].end <= from) ++i;
             for (std::size_t k = i; k < spans_[s].size() && spans_[s][k].start < to; ++k) {
                 const Span span{std::max(from, spans_[s][k].start), std::min(to, spans_[s][k].end), spans_[s][k].what};
-                inside.push_back(span);
-                cuts.insert(cuts.end(), {span.start, span.end});
+                inside_.push_back(span);
+                cuts_.insert(cuts_.end(), {span.start, span.end});
             }
         }
-        std::sort(cuts.begin(), cuts.end());
-        for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-            const double middle = 0.5 * (cuts[i] + cuts[i + 1]), length = cuts[i + 1] - cuts[i];
+        std::sort(cuts_.begin(), cuts_.end());
+        for (std::size_t i = 0; i + 1 < cuts_.size(); ++i) {
+            const double middle = 0.5 * (cuts_[i] + cuts_[i + 1]), length = cuts_[i + 1] - cuts_[i];
             Exposed what = Exposed::none;
-            for (const Span& span : inside)
+            for (const Span& span : inside_)
                 if (span.start <= middle && middle < span.end) what = std::min(what, span.what);
             if (what == Exposed::none && host)
                 result.host += length;
@@ -117,6 +117,8 @@ private:
     std::vector<std::size_t> computing_;
     std::array<std::vector<Span>, program::stream_count> spans_;
     std::array<std::size_t, program::stream_count> next_{};
+    std::vector<Span> inside_; // scratch of gap(), as are its cuts
+    std::vector<double> cuts_;
 };
 
 } // namespace

@@ -56,6 +56,8 @@ Ranking rank_notes(const search::SearchResult& result, bool executable, std::siz
     if (result.plans.empty()) return ranking;
     const auto& [first, best] = result.plans.front();
     const std::vector<published::RatioError> errors = published::load_ratio_errors(executable);
+    std::optional<published::PublishedRuns> runs;
+    if (!executable) runs.emplace();
     const auto lasting = [&outlooks](std::size_t i) { return outlooks.empty() ? 1.0 : outlooks[i].goodput; };
     for (const auto& [plan, estimate] : result.plans) {
         const std::size_t place = ranking.plans.size();
@@ -71,7 +73,7 @@ Ranking rank_notes(const search::SearchResult& result, bool executable, std::siz
         if (!ranking.plans.empty()) note.certainty = published::certainty(errors, first, plan, log_ratio);
         if (note.equal_to_first && margin) ranking.widest_margin = std::max(ranking.widest_margin.value_or(0), *margin);
         note.trains_differently = differences_of_training(plan);
-        note.nearest = executable ? std::vector<published::NearRun>{} : published::nearest_published(plan, nearest);
+        if (runs) note.nearest = runs->nearest(plan, nearest);
         ranking.plans.push_back(std::move(note));
     }
     for (std::size_t i = 0; i < ranking.plans.size(); ++i)

@@ -62,12 +62,12 @@ int Builder::open(plan::SlotKind kind, int chunk) {
 
 program::TensorId Builder::tensor(std::string name, program::Dtype dtype, std::int64_t rows, std::int64_t cols,
                                   double expected_rows) {
-    program::Tensor t;
-    if (layer >= 0) {
+    program::Tensor& t = program_.tensors.emplace_back();
+    if (named && layer >= 0) {
         const std::string number = std::to_string(layer); // Searches name millions of tensors.
         t.name.reserve(number.size() + name.size() + 6);
         t.name.append("layer").append(number).append(".").append(name);
-    } else {
+    } else if (named) {
         t.name = std::move(name);
     }
     t.dtype = dtype;
@@ -75,7 +75,6 @@ program::TensorId Builder::tensor(std::string name, program::Dtype dtype, std::i
     t.cols = cols;
     t.expected_rows = expected_rows < 0 ? static_cast<double>(rows) : expected_rows;
     t.chunk = chunk_;
-    program_.tensors.push_back(std::move(t));
     return static_cast<program::TensorId>(program_.tensors.size()) - 1;
 }
 
@@ -98,7 +97,7 @@ double Builder::operand_bytes(const program::Op& op) const {
 
 program::Op& Builder::emit(program::OpKind kind, std::vector<program::TensorId> in, std::vector<program::TensorId> out,
                            program::Attr attr) {
-    program::Op op;
+    program::Op& op = current().ops.emplace_back();
     op.kind = kind;
     op.module = module;
     op.phase = phase;
@@ -107,8 +106,7 @@ program::Op& Builder::emit(program::OpKind kind, std::vector<program::TensorId> 
     op.out = std::move(out);
     op.attr = std::move(attr);
     op.bytes = operand_bytes(op);
-    current().ops.push_back(std::move(op));
-    return current().ops.back();
+    return op;
 }
 
 program::Op& Builder::communicate(program::OpKind kind, plan::Group group, program::Stream stream,

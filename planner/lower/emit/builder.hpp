@@ -54,6 +54,7 @@ public:
     int layer = -1;
     bool bf16 = false;            // the layer is not quantized
     bool with_backward = true;    // a backward follows; else the forward is all there is
+    bool named = true;            // tensors have names; segments are lowered by the ten thousand and need none
     std::int64_t cached_keys = 0; // generation: positions whose keys and values are kept from call to call
 
     program::Dtype activation_dtype() const { return activations_; }

@@ -164,8 +164,9 @@ program::TensorId add_shard(program::Program& program, const program::Bucket& b,
 
 } // namespace
 
-void ParameterSet::seal(program::Program& program, bool list) {
+void ParameterSet::seal(program::Program& program, bool named) {
     sealed_ = true;
+    named_ = named;
     const program::Dtype act = activation_dtype(plan_.precision);
     const program::Dtype moments = plan_.optimizer.bf16_moments ? program::Dtype::bf16 : program::Dtype::f32;
     const program::Dtype sums = gradient_dtype(plan_);
@@ -184,9 +185,9 @@ void ParameterSet::seal(program::Program& program, bool list) {
         const std::int64_t unit = 64 * static_cast<std::int64_t>(b.group_size);
         b.elements = (used + unit - 1) / unit * unit;
         const std::int64_t own = b.elements / b.group_size;
-        const std::string name = fmt::format("chunk{}.bucket{}", chunk_, i);
+        const std::string name = named ? fmt::format("chunk{}.bucket{}", chunk_, i) : std::string();
         const auto flat = [&](const char* what, program::Dtype dtype, program::Storage storage, std::int64_t n) {
-            return add_flat(program, name + what, dtype, storage, n, chunk_);
+            return add_flat(program, named ? name + what : std::string(), dtype, storage, n, chunk_);
         };
         const program::Dtype low = low_[i];
         const bool low_weights = program::is_quantized(low);
@@ -231,7 +232,7 @@ void ParameterSet::seal(program::Program& program, bool list) {
     }
     if (plan_.reshards()) add_buffers(program);
     program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());
-    if (list) list_parameters(program, static_cast<int>(base));
+    if (named) list_parameters(program, static_cast<int>(base));
 }
 
 // One view of the source and one of both quantized forms for every key; see QuantizeAttr.
@@ -336,7 +337,7 @@ Weight ParameterSet::weight(program::Program& program, const std::string& key, s
     const auto add = [&](program::TensorId base, const char* what, std::int64_t forms) {
         const program::Tensor& whole = program.tensors[static_cast<std::size_t>(base)];
         program::Tensor t;
-        t.name = key + what;
+        if (named_) t.name = key + what;
         t.dtype = whole.dtype;
         t.storage = whole.storage;
         t.rows = forms * n; // rows of all forms, of which a product reads one

@@ -47,8 +47,8 @@ public:
     void boundary(int layer);
     // Says whether the weights that follow are of a layer that is not quantized.
     void keep_bf16(bool keep) { bf16_ = keep; }
-    // `list` false leaves Program::parameters empty: sizes need no names.
-    void seal(program::Program& program, bool list = true);
+    // `named` false leaves Program::parameters empty and tensors without names: sizes need none.
+    void seal(program::Program& program, bool named = true);
     bool has(const std::string& key) const { return keys_.count(key) > 0 || (shared_with_ && shared_with_->has(key)); }
     // Elements of a key that has been declared on this rank, 0 of one that has not.
     std::int64_t elements(const std::string& key) const;
@@ -86,7 +86,7 @@ private:
     int chunk_;
     ParameterSet* shared_with_;
     int layer_ = -1;
-    bool sealed_ = false, bf16_ = false, adapters_ = false;
+    bool sealed_ = false, named_ = true, bf16_ = false, adapters_ = false;
     std::vector<program::Parameter> parameters_;
     std::vector<program::Bucket> buckets_;
     std::vector<bool> closed_, muon_;

@@ -181,7 +181,14 @@ void offload_pass(program::Program& program, program::Template& forward, program
         find_offloaded(program, forward, backward, set & ~plan::offload::optimizer, rules.smallest);
     if (offloaded.empty()) return;
     share_buffers(program, forward, offloaded);
+    std::vector<std::vector<const Offloaded*>> leaving(forward.ops.size()); // by their last reader
+    std::map<int, std::vector<const Offloaded*>> coming;                    // by layer
+    for (const auto& [id, o] : offloaded) {
+        leaving[o.last_reader].push_back(&o);
+        coming[o.layer].push_back(&o);
+    }
     std::vector<program::Op> ops;
+    ops.reserve(forward.ops.size() + offloaded.size());
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
         for (std::vector<program::TensorId>* ids : {&forward.ops[i].in, &forward.ops[i].out})
             for (program::TensorId& id : *ids) {
@@ -189,22 +196,21 @@ void offload_pass(program::Program& program, program::Template& forward, program
                 if (at != offloaded.end()) id = at->second.source;
             }
         ops.push_back(std::move(forward.ops[i]));
-        for (const auto& [id, o] : offloaded)
-            if (o.last_reader == i)
-                ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o.source, o.home,
-                                   ops.back().layer, rules.planned_rows));
+        for (const Offloaded* o : leaving[i])
+            ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o->source, o->home, ops.back().layer,
+                               rules.planned_rows));
     }
     forward.ops = std::move(ops);
 
-    ops.clear();
+    ops = {};
+    ops.reserve(backward.ops.size() + offloaded.size());
     int layer = -1;
     for (program::Op& op : backward.ops) {
         if (op.layer != layer && op.layer >= 0) {
             layer = op.layer;
-            for (const auto& [id, o] : offloaded)
-                if (o.layer == layer)
-                    ops.push_back(
-                        copy(program, program::OpKind::copy_from_host, op, o.home, o.again, layer, rules.planned_rows));
+            for (const Offloaded* o : coming[layer])
+                ops.push_back(
+                    copy(program, program::OpKind::copy_from_host, op, o->home, o->again, layer, rules.planned_rows));
         }
         for (program::TensorId& id : op.in) {
             const auto at = offloaded.find(id);

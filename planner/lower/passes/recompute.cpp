@@ -87,10 +87,10 @@ public:
                         producers_[id].push_back(i);
     }
 
-    // Returns `op` with operands replaced that have to be recomputed; the repeated ops are appended to `out` first.
-    program::Op rewrite(program::Op op, std::vector<program::Op>& out) {
+    // Replaces the op's operands that have to be recomputed; the repeated ops are appended to `out`, where the op is
+    // not yet.
+    void rewrite(program::Op& op, std::vector<program::Op>& out) {
         for (program::TensorId& id : op.in) id = demand(id, op, out);
-        return op;
     }
 
 private:
@@ -121,7 +121,8 @@ private:
     }
 
     void repeat(std::size_t index, std::vector<program::Op>& out) {
-        program::Op op = rewrite(forward_.ops[index], out);
+        program::Op op = forward_.ops[index];
+        rewrite(op, out);
         op.phase = program::Phase::recompute;
         if (share(index) < 1.0) repeat_part(op, index);
         for (program::TensorId& id : op.out) {
@@ -174,8 +175,8 @@ void recompute_pass(program::Program& program, program::Template& forward, progr
     std::vector<program::Op> ops;
     ops.reserve(backward.ops.size() * 3 / 2);
     for (program::Op& op : backward.ops) {
-        program::Op rewritten = repeater.rewrite(std::move(op), ops);
-        ops.push_back(std::move(rewritten));
+        repeater.rewrite(op, ops);
+        ops.push_back(std::move(op));
     }
     backward.ops = std::move(ops);
 }

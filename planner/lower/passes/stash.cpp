@@ -81,6 +81,7 @@ void stash_pass(program::Program& program, program::Template& forward, program::
         of_layer[s.layer].push_back(id);
     }
     std::vector<program::Op> ops;
+    ops.reserve(forward.ops.size() + stashed.size());
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
         ops.push_back(std::move(forward.ops[i]));
         for (const program::TensorId id : written[i]) {
@@ -91,7 +92,8 @@ void stash_pass(program::Program& program, program::Template& forward, program::
     forward.ops = std::move(ops);
 
     // A layer's pages come back while its first backward ops run, on a stream of their own.
-    ops.clear();
+    ops = {};
+    ops.reserve(backward.ops.size() + stashed.size());
     std::int16_t layer = -1;
     for (program::Op& op : backward.ops) {
         if (op.layer != layer && op.layer >= 0) {

@@ -37,7 +37,8 @@ TEST_CASE("a plan that is reached twice is played once, within a batch and in a 
         return plan;
     };
     Counted estimator;
-    search::PlayedPlans played(estimator, 2);
+    Workers workers(2);
+    search::PlayedPlans played(estimator, workers);
     const auto first = played.of({sized(1), sized(2), sized(1), sized(3), sized(5)});
     CHECK(estimator.calls == 3);
     REQUIRE(first.size() == 5);

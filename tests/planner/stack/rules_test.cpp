@@ -154,15 +154,16 @@ TEST_CASE("every stack of Megatron names a release and has rules; the others hav
     for (const std::string& name : moe::stack::stack_names()) {
         CAPTURE(name);
         const moe::stack::Stack stack = moe::stack::load_stack(name, moe::machine::load_hardware("h100"));
+        const std::vector<moe::stack::Rule> rules = moe::stack::load_rules(stack.engine);
         if (stack.engine.name != "megatron-core") {
-            CHECK(stack.rules->empty());
+            CHECK(rules.empty());
             continue;
         }
         ++megatron;
         CHECK(moe::stack::compare_versions(stack.engine.release, "0.8") >= 0);
         CHECK_FALSE(stack.engine.transformer_engine.empty());
-        CHECK(stack.rules->size() > 20);
-        for (const moe::stack::Rule& rule : *stack.rules) {
+        CHECK(rules.size() > 20);
+        for (const moe::stack::Rule& rule : rules) {
             CHECK(rule.message.size() > 20);
             CHECK(rule.source.size() > 10);
         }
@@ -180,12 +181,21 @@ TEST_CASE("rules break exactly the plans that Megatron-Core's classes refused, r
         const std::string release = verdicts["release"];
         CAPTURE(release);
         const std::vector<moe::stack::Rule> rules = moe::stack::load_rules({"megatron-core", release, "", ""});
+        const moe::stack::RuleList list(rules);
         int refused = 0, different = 0;
         for (const Json& verdict : verdicts["plans"]) {
             const moe::plan::Plan plan = plan_of(verdict);
             std::set<std::string> broken;
-            for (const moe::stack::Rule& rule : rules)
-                if (rule.asserted_by == "class" && rule.broken_by(plan)) broken.insert(rule.name);
+            std::vector<std::string> in_order, listed;
+            for (const moe::stack::Rule& rule : rules) {
+                if (!rule.broken_by(plan)) continue;
+                if (rule.asserted_by == "class") broken.insert(rule.name);
+                in_order.push_back(rule.name);
+            }
+            for (const moe::stack::Rule* rule : list.broken_by(plan)) listed.push_back(rule->name);
+            CHECK(listed == in_order);
+            const moe::stack::Rule* const first = list.first_broken(plan);
+            CHECK((first == nullptr ? in_order.empty() : first->name == in_order.front()));
             const std::set<std::string> expected(verdict["rules"].begin(), verdict["rules"].end());
             refused += verdict["refused"].get<bool>() ? 1 : 0;
             if (broken == expected && broken.empty() != verdict["refused"].get<bool>()) continue;

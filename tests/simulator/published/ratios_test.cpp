@@ -120,7 +120,8 @@ TEST_CASE("nearest published runs: a run's own plan is nearest to it, and kinds 
     REQUIRE(run != runs.end());
     published::RunPlanner planner(machine::load_coefficients());
     const plan::Plan own = planner.plan(*run).plan;
-    const auto near = published::nearest_published(own, 3);
+    published::PublishedRuns published_runs;
+    const auto near = published_runs.nearest(own, 3);
     REQUIRE(near.size() == 3);
     CHECK(near[0].run_id == run->run_id);
     CHECK(near[0].differs_in.empty());
@@ -131,8 +132,8 @@ TEST_CASE("nearest published runs: a run's own plan is nearest to it, and kinds 
         CHECK_FALSE(near[i].differs_in.empty());
         CHECK(near[i].differs_in != std::vector<std::string>{"stack"});
     }
-    const auto dense = published::nearest_published(sample("Llama3-8B"), 5);
+    const auto dense = published_runs.nearest(sample("Llama3-8B"), 5);
     CHECK(dense.size() == 5);
     for (const published::NearRun& one : dense) CHECK(planner.plan(*named(one.run_id)).kind == "dense");
-    CHECK(published::nearest_published(own, 0).empty());
+    CHECK(published_runs.nearest(own, 0).empty());
 }
