@@ -64,6 +64,7 @@ constexpr double largest_log = 20.0; // of a residual, which is a logarithm
 void read_workload(const JsonObject& row, Residual& r) {
     const auto text = [&row](const char* key) { return row.string(key); };
     r.fitted = row.number("fitted", -largest_log, largest_log);
+    r.release_left_out = row.number("release_left_out", -largest_log, largest_log);
     r.workload = {text("model"),
                   r.family,
                   text("hardware"),

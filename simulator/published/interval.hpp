@@ -14,12 +14,14 @@ namespace moe::published {
 struct Residual {
     std::string run_id, family, system, kind, tier; // cells as in Prediction; kind: that of kind_of
     double family_left_out = 0.0, system_left_out = 0.0;
-    double fitted = 0.0;        // by a fit that saw all runs
-    stack::Workload workload{}; // workload of the run; empty where the list does not tell it
+    double fitted = 0.0;           // by a fit that saw all runs
+    double release_left_out = 0.0; // by a fit that saw none of its system and stack; 0 where no workload is told
+    stack::Workload workload{};    // workload of the run; empty where the list does not tell it
 };
 
-// A list of objects {run_id, family, system, kind, tier, log_residual, system_left_out}, with {fitted, model, hardware,
-// generation, precision, stack, software, gpus, seq} where the workload is told; other fields are ignored.
+// A list of objects {run_id, family, system, kind, tier, log_residual, system_left_out}, with {fitted,
+// release_left_out, model, hardware, generation, precision, stack, software, gpus, seq} where the workload is told;
+// other fields are ignored.
 // Throws Error (bad_input).
 std::vector<Residual> residuals_from_json(const std::string& text, const std::string& place);
 // profiles/runs/residuals.json for published stacks; for the executable stack on a calibrated CPU profile the residuals

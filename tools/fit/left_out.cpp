@@ -24,12 +24,15 @@ std::vector<published::Prediction> left_out(const FitProblem& problem, const Sol
                                             const std::string published::Prediction::*field) {
     const std::vector<std::string> values = problem.values(field);
     std::vector<std::vector<published::Prediction>> folds(values.size());
-    in_parallel(values.size(),
-                [&](std::size_t i) { folds[i] = problem.predict(refit(problem.squares(field, values[i]), all).x); });
+    in_parallel(values.size(), [&](std::size_t i) {
+        folds[i] = problem.predict(refit(problem.squares(field, values[i]), all).x, field, values[i]);
+    });
     std::vector<published::Prediction> result = problem.rows();
-    for (std::size_t i = 0; i < values.size(); ++i)
-        for (std::size_t row = 0; row < result.size(); ++row)
-            if (folds[i][row].*field == values[i]) result[row] = folds[i][row];
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        auto next = folds[i].begin();
+        for (published::Prediction& row : result)
+            if (row.*field == values[i]) row = *next++;
+    }
     return result;
 }
 

@@ -52,7 +52,7 @@ std::vector<LeftOut> ways(const Rows& rows) {
             way("family", &Residual::family_left_out, [](const Residual& r) { return r.workload.family; }),
             way("system", &Residual::system_left_out, [](const Residual& r) { return r.workload.hardware; }),
             way("model", &Residual::family_left_out, [](const Residual& r) { return r.workload.model; }),
-            way("system and release", &Residual::fitted,
+            way("system and release", &Residual::release_left_out,
                 [](const Residual& r) { return r.workload.hardware + " " + r.workload.stack; })};
 }
 constexpr std::size_t judged = 3; // of them: those that parameters and spreads go by

@@ -16,7 +16,8 @@ struct LeftOut {
     std::vector<std::vector<int>> groups; // rows that leave together
 };
 // By row, model, family, system, and system with release. Of models and families the target is that of a fit without
-// the family, of systems that without the system; the others' are those of the fit of all rows.
+// the family, of systems that without the system, of systems with a release that without rows of both; of single rows
+// that of the fit of all rows.
 std::vector<LeftOut> leave_out(const published::NeighbourModel& model, const std::vector<published::Residual>& rows);
 
 // Deviation and distances with which left-out rows are most likely (by row, family and system alike; Student's t of 4

@@ -52,8 +52,20 @@ machine::Coefficients FitProblem::coefficients(const std::vector<double>& x) con
     return c;
 }
 
-std::vector<published::Prediction> FitProblem::predict(const std::vector<double>& x) const {
-    std::vector<published::Prediction> predictions = published::predict_runs(runs_, coefficients(x), {});
+std::vector<published::Prediction> FitProblem::predict(const std::vector<double>& x) const { return predict(x, runs_); }
+
+std::vector<published::Prediction> FitProblem::predict(const std::vector<double>& x,
+                                                       const std::string published::Prediction::*field,
+                                                       const std::string& value) const {
+    std::vector<published::Run> runs;
+    for (std::size_t i = 0; i < rows_.size(); ++i)
+        if (rows_[i].*field == value) runs.push_back(runs_[i]);
+    return predict(x, runs);
+}
+
+std::vector<published::Prediction> FitProblem::predict(const std::vector<double>& x,
+                                                       const std::vector<published::Run>& runs) const {
+    std::vector<published::Prediction> predictions = published::predict_runs(runs, coefficients(x), {});
     for (const published::Prediction& p : predictions)
         if (!p.skipped.empty())
             fail("{}: predicted with some coefficients but not with others: {}", p.run_id, p.skipped);

@@ -28,6 +28,10 @@ public:
     std::vector<double> stored() const;
     machine::Coefficients coefficients(const std::vector<double>& x) const;
     std::vector<published::Prediction> predict(const std::vector<double>& x) const;
+    // As predict(), of the rows alone for which `field` holds `value`, in their order.
+    std::vector<published::Prediction> predict(const std::vector<double>& x,
+                                               const std::string published::Prediction::*field,
+                                               const std::string& value) const;
     // What rows leave open is chosen anew with x.
     void choose(const std::vector<double>& x) { rows_ = predict(x); }
     // The squares price the plans that rows() have chosen, and where one parameter moves only those that depend on it.
@@ -38,6 +42,8 @@ public:
 
 private:
     double weight(const published::Prediction& row) const;
+    std::vector<published::Prediction> predict(const std::vector<double>& x,
+                                               const std::vector<published::Run>& runs) const;
     // log(predicted / published) of the chosen plans; of stacks that do not name a coefficient, if one is given, as in
     // `known`.
     std::vector<double> errors(const std::vector<double>& x, const std::string* along,

@@ -96,6 +96,26 @@ TEST_CASE("rows of stacks that do not name a coefficient need no new price where
     CHECK(changed >= 10);
 }
 
+TEST_CASE("rows of one system and stack are predicted alone as they are among all" * doctest::skip(sanitized)) {
+    const FitProblem problem;
+    const auto field = &published::Prediction::system_and_stack;
+    const std::string value = problem.rows().front().*field;
+    const std::vector<published::Prediction> alone = problem.predict(problem.stored(), field, value);
+    auto next = alone.begin();
+    for (const published::Prediction& row : problem.rows()) {
+        if (row.*field != value) continue;
+        REQUIRE(next != alone.end());
+        CHECK(next->run_id == row.run_id);
+        CHECK(next->error == nearly(row.error).epsilon(1e-9));
+        CHECK(next->plan.mbs == row.plan.mbs);
+        CHECK(next->plan.recompute == row.plan.recompute);
+        ++next;
+    }
+    CHECK(next == alone.end());
+    CHECK(!alone.empty());
+    CHECK(alone.size() < problem.rows().size());
+}
+
 TEST_CASE("terms that are left out have a value that says nothing, with which every stack can be read") {
     machine::Coefficients coefficients = machine::load_coefficients();
     int terms = 0;

@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 namespace {
 
@@ -68,6 +71,21 @@ TEST_CASE("neighbours: left-out means are those of the process without the rows"
     }
 }
 
+TEST_CASE("neighbours: what is left out together was left out of the fit as well, single rows aside") {
+    std::vector<published::Residual> all = rows();
+    const auto before = [&all] {
+        std::map<std::string, std::vector<double>> targets;
+        for (const LeftOut& way : leave_out(stored(), all)) targets[way.name] = way.target;
+        return targets;
+    };
+    const std::map<std::string, std::vector<double>> as_stored = before();
+    for (published::Residual& r : all) r.fitted += 0.01;
+    for (const auto& [name, targets] : before()) {
+        CAPTURE(name);
+        CHECK((targets == as_stored.at(name)) == (name != "row"));
+    }
+}
+
 TEST_CASE("profiles/runs/NEIGHBOURS.md is what the stored neighbours and residuals say") {
     CHECK_MESSAGE(neighbours_document(stored(), rows()) == read_file(profiles_folder() + "/runs/NEIGHBOURS.md"),
                   "run build/tools/fit/fit-stacks --neighbours");
@@ -83,6 +101,7 @@ TEST_CASE("neighbours: a fit finds that rows of one model err alike and those of
                         hardware,
                         "MoE",
                         "A",
+                        error,
                         error,
                         error,
                         error,
