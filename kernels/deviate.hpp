@@ -1,4 +1,4 @@
-// The parts that normal deviates are made of, so that every back end draws the same bits.
+// The parts that normal deviates and uniform noise are made of, so that every back end draws the same bits.
 #pragma once
 
 #include <cstdint>
@@ -31,5 +31,12 @@ inline constexpr Series cosine_terms{{1.0 / 20922789888000.0, -1.0 / 87178291200
                                       1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -1.0 / 2.0, 1.0}};
 inline constexpr Series sine_terms{{1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0,
                                     -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0}};
+
+// Uniform noise in (1 - eps, 1 + eps) by counter. With key and layer of JitterShape, the row of position p in sequence
+// s has the random sequence that splitmix64 makes from
+//   row = splitmix(splitmix(key ^ splitmix(layer)) ^ splitmix(2^32 s + p)):
+// four columns share each of its numbers, splitmix(row + floor(c / 4) splitmix_step), and column c takes the 16 bits n
+// from bit 16 (c mod 4) up. Its noise is fma(2 n - 65535, FP32(eps / 65536), 1), whose mean over n is 1.
+inline constexpr int noise_columns = 4, noise_bits = 16;
 
 } // namespace moe

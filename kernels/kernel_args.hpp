@@ -284,6 +284,28 @@ struct RouterShape {
     double mixer = 0.0;
 };
 
+// Noise of kernels/deviate.hpp on the input of the router of layer `layer`: row r is of position positions[(first + r)
+// / batch] in sequence noise[2] + (first + r) mod batch of the global batch; noise[0] and noise[1] are the lower and
+// the upper half of a 64-bit key.
+struct JitterShape {
+    std::int64_t tokens = 0, cols = 0;
+    std::int64_t first = 0, batch = 1;
+    int layer = 0;
+    double eps = 0.0; // below 1
+};
+
+// With c(t, e) = exp(logit - the token's largest logit) and d(e) = 1 at first, Sinkhorn's iteration makes
+//   a(t) = 1 / (tokens (sum over e of d(e) c(t, e) + 1e-8)), d(e) = 1 / (experts (sum over t of a(t) c(t, e) + 1e-8))
+// until d changes by at most 1e-4 in the mean over experts, or `most` times. Of each token the top_k largest d(e) c(t,
+// e) are chosen, best first, equal ones by lower index. Source of the iteration: Megatron-LM moe_utils.py, sinkhorn(),
+// which exponentiates logits as they are and goes on for ever where rounding keeps d from settling.
+struct SinkhornShape {
+    std::int64_t tokens = 0;
+    int experts = 0, top_k = 0;
+    static constexpr int most = 100;
+    static constexpr double tiny = 1e-8, tolerance = 1e-4;
+};
+
 // A choice that is not the router's own, of which there is at most one: forced by positions (RouterShape::first), or
 // the experts recorded[tokens, top_k] of an earlier choice, different ones for each token.
 struct GivenChoice {

@@ -155,6 +155,11 @@ struct Kernels {
     void (*scale_rows_grad)(Src dout, Src y, const float* p, const std::int32_t* counts, Dst dy, float* dp, int groups,
                             std::int64_t rows, std::int64_t cols, void* stream);
 
+    // index[tokens, top_k], different experts for each token, from logits[tokens, experts].
+    void (*sinkhorn)(const SinkhornShape& shape, Src logits, std::int32_t* index, void* stream);
+    // y[tokens, cols] = x * noise in (1 - eps, 1 + eps), the same bits from every back end; y may be x.
+    void (*jitter)(const JitterShape& shape, Src x, const std::int32_t* positions, const std::int32_t* noise, Dst y,
+                   void* stream);
     // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]], or from the choice
     // that is given, with weights by the logits. index may be given.recorded.
     void (*router)(const RouterShape& shape, Src logits, Src bias, GivenChoice given, std::int32_t* index,

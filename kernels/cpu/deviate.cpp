@@ -1,4 +1,4 @@
-// Normal deviates by counter: initial weights.
+// Random numbers by counter: normal deviates of initial weights, and uniform noise on the inputs of routers.
 #include "kernels/deviate.hpp"
 
 #include "kernels/cpu/rows.hpp"
@@ -43,8 +43,33 @@ void draw_normal(std::uint64_t key, std::int64_t first, double scale, float* y, 
         y[i] = static_cast<float>(scale * deviate(splitmix(key ^ splitmix(static_cast<std::uint64_t>(first + i)))));
 }
 
+void jitter(const JitterShape& s, Src x, const std::int32_t* positions, const std::int32_t* noise, Dst y, void*) {
+    const std::uint64_t key =
+        static_cast<std::uint32_t>(noise[0]) | static_cast<std::uint64_t>(static_cast<std::uint32_t>(noise[1])) << 32;
+    const std::uint64_t layer = splitmix(key ^ splitmix(static_cast<std::uint64_t>(s.layer)));
+    constexpr int levels = 1 << noise_bits;
+    const auto step = static_cast<float>(s.eps / levels);
+    float* row = scratch(Slot::a, s.cols);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        const std::int64_t at = s.first + t;
+        const auto sequence = static_cast<std::uint64_t>(noise[2] + at % s.batch);
+        const auto position = static_cast<std::uint32_t>(positions[at / s.batch]);
+        std::uint64_t counter = splitmix(layer ^ splitmix(sequence << 32 | position)), bits = 0;
+        load(x, t * s.cols, s.cols, row);
+        for (std::int64_t c = 0; c < s.cols; ++c) {
+            if (c % noise_columns == 0) bits = splitmix(counter), counter += splitmix_step;
+            const auto n = static_cast<int>(bits >> noise_bits * (c % noise_columns) & (levels - 1));
+            row[c] *= std::fma(static_cast<float>(2 * n - (levels - 1)), step, 1.0f);
+        }
+        store(y, t * s.cols, s.cols, row);
+    }
+}
+
 } // namespace
 
-void add_deviate(Kernels& table) { table.draw_normal = draw_normal; }
+void add_deviate(Kernels& table) {
+    table.draw_normal = draw_normal;
+    table.jitter = jitter;
+}
 
 } // namespace moe::cpu

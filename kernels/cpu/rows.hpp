@@ -124,6 +124,7 @@ void add_rope(Kernels& table);
 void add_router(Kernels& table);
 void add_scaled_gemm(Kernels& table);
 void add_scaled_wgrad(Kernels& table);
+void add_sinkhorn(Kernels& table);
 void add_slots(Kernels& table);
 void add_ssd(Kernels& table);
 

@@ -71,6 +71,7 @@ const Kernels& cpu_kernels() {
         cpu::add_router(t);
         cpu::add_scaled_gemm(t);
         cpu::add_scaled_wgrad(t);
+        cpu::add_sinkhorn(t);
         cpu::add_slots(t);
         cpu::add_ssd(t);
         return t;

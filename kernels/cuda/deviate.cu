@@ -1,8 +1,8 @@
-// Normal deviates by counter: initial weights, drawn where they lie.
+// Random numbers by counter: normal deviates of initial weights, and uniform noise on the inputs of routers.
 #include "kernels/deviate.hpp"
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/vector.cuh"
 
 namespace moe::cuda {
 
@@ -61,8 +61,63 @@ void draw_normal(std::uint64_t key, std::int64_t first, double scale, float* y, 
     CUDA_CHECK(cudaGetLastError());
 }
 
+constexpr int rows_of_block = threads / 32, in_flight = 4;
+
+// A warp takes a row, whose key each lane works out once; several packs of a lane are on their way at a time.
+template <class A>
+__global__ void __launch_bounds__(threads)
+    jitter_kernel(JitterShape s, float step, Src x, const std::int32_t* positions, const std::int32_t* noise, Dst y) {
+    constexpr int W = A::width;
+    constexpr int levels = 1 << noise_bits;
+    const std::int64_t row = std::int64_t{blockIdx.x} * rows_of_block + threadIdx.x / 32;
+    if (row >= s.tokens) return;
+    const std::int64_t at = s.first + row;
+    const std::uint64_t key =
+        static_cast<std::uint32_t>(noise[0]) | static_cast<std::uint64_t>(static_cast<std::uint32_t>(noise[1])) << 32;
+    const std::uint64_t layer = mixed(key ^ mixed(static_cast<std::uint64_t>(s.layer)));
+    const auto sequence = static_cast<std::uint64_t>(noise[2] + at % s.batch);
+    const auto position = static_cast<std::uint32_t>(positions[at / s.batch]);
+    const std::uint64_t counter = mixed(layer ^ mixed(sequence << 32 | position));
+    for (std::int64_t first = threadIdx.x % 32 * W; first < s.cols; first += 32 * W * in_flight) {
+        typename A::Held held[in_flight];
+#pragma unroll
+        for (int j = 0; j < in_flight; ++j)
+            if (first + j * 32 * W < s.cols) held[j] = A::take(x, row * s.cols + first + j * 32 * W);
+#pragma unroll
+        for (int j = 0; j < in_flight; ++j) {
+            const std::int64_t col = first + j * 32 * W;
+            if (col >= s.cols) break;
+            float value[W];
+            std::uint64_t bits = 0;
+#pragma unroll
+            for (int i = 0; i < W; ++i) {
+                if (i % noise_columns == 0)
+                    bits = mixed(counter + static_cast<std::uint64_t>((col + i) / noise_columns) * splitmix_step);
+                const int shift = noise_bits * (W == 1 ? static_cast<int>(col % noise_columns) : i % noise_columns);
+                const int n = static_cast<int>(bits >> shift & (levels - 1));
+                value[i] = held[j][i] * __fmaf_rn(static_cast<float>(2 * n - (levels - 1)), step, 1.0f);
+            }
+            A::put(y, row * s.cols + col, value);
+        }
+    }
+}
+
+void jitter(const JitterShape& s, Src x, const std::int32_t* positions, const std::int32_t* noise, Dst y,
+            void* stream) {
+    if (s.tokens <= 0) return;
+    const auto step = static_cast<float>(s.eps / (1 << noise_bits));
+    with_access({x, y}, {s.cols}, [&](auto access) {
+        jitter_kernel<decltype(access)>
+            <<<blocks_for(s.tokens, rows_of_block), threads, 0, stream_of(stream)>>>(s, step, x, positions, noise, y);
+    });
+    CUDA_CHECK(cudaGetLastError());
+}
+
 } // namespace
 
-void add_deviate(Kernels& table) { table.draw_normal = draw_normal; }
+void add_deviate(Kernels& table) {
+    table.draw_normal = draw_normal;
+    table.jitter = jitter;
+}
 
 } // namespace moe::cuda

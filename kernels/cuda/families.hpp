@@ -41,6 +41,7 @@ void add_scaled_gemm(Kernels& table);
 void add_plain_scaled_gemm(Kernels& table);
 void add_scaled_wgrad(Kernels& table);
 void add_plain_scaled_wgrad(Kernels& table);
+void add_sinkhorn(Kernels& table);
 void add_slots(Kernels& table);
 void add_ssd(Kernels& table);
 void add_ssd_grad(Kernels& table); // add_ssd() calls it.

@@ -71,6 +71,7 @@ const Kernels* cuda_kernels() {
         cuda::add_scale(t);
         cuda::add_scaled_gemm(t);
         cuda::add_scaled_wgrad(t);
+        cuda::add_sinkhorn(t);
         cuda::add_slots(t);
         cuda::add_ssd(t);
         cuda::add_sort(t);

@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
         using namespace moe::test;
         for (const auto family :
              {gemm_benchmarks, attention_benchmarks, state_benchmarks, norm_benchmarks, rope_benchmarks,
-              activation_benchmarks, router_benchmarks, permute_benchmarks, quantize_benchmarks,
+              activation_benchmarks, router_benchmarks, sinkhorn_benchmarks, permute_benchmarks, quantize_benchmarks,
               quantize_columns_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
             time_all(family, argc > 2 ? argv[2] : "");
         }

@@ -91,6 +91,12 @@ __device__ inline float2 read_remote(unsigned cluster_address) {
     return two;
 }
 
+__device__ inline float read_remote_float(unsigned cluster_address) {
+    float one;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(one) : "r"(cluster_address) : "memory");
+    return one;
+}
+
 // Sends to the shared memory of any CTA of the cluster; the eight bytes are reported to a barrier there.
 __device__ inline void send(unsigned cluster_address, float2 two, unsigned cluster_barrier) {
     asm volatile(
