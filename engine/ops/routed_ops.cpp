@@ -30,6 +30,17 @@ RouterShape router_shape(const OpContext& c) {
             r.mixer};
 }
 
+void sinkhorn(const OpContext& c) {
+    const program::RouterAttr& a = std::get<program::RouterAttr>(c.op.attr);
+    c.kernels.sinkhorn({a.tokens, a.experts, a.top_k}, src(c, 0), ints_out(c, 0), c.stream);
+}
+
+void jitter(const OpContext& c) {
+    const program::JitterAttr& a = std::get<program::JitterAttr>(c.op.attr);
+    c.kernels.jitter({a.tokens, a.cols, c.position.tensor * a.tokens, a.batch, a.layer, a.eps}, src(c, 0), ints(c, 1),
+                     ints(c, 2), dst(c, 0), c.stream);
+}
+
 void router(const OpContext& c) {
     c.kernels.router(router_shape(c), src(c, 0), src(c, 1), {ints(c, 2), ints(c, 3)}, ints_out(c, 0), floats_out(c, 1),
                      c.stream);
@@ -180,6 +191,8 @@ void add_routed_kernels(Backend& backend) {
     const auto set = [&](program::OpKind kind, OpFunction function) {
         backend.table[static_cast<std::size_t>(kind)] = function;
     };
+    set(program::OpKind::sinkhorn, sinkhorn);
+    set(program::OpKind::jitter, jitter);
     set(program::OpKind::router, router);
     set(program::OpKind::router_grad, router_grad);
     set(program::OpKind::expert_scale, expert_scale);

@@ -1,9 +1,12 @@
 // What a step reads: samples of the batch, and the rows of tokens, labels, documents and chunks of every rank.
 #include "engine/train/trainer.hpp"
 
+#include "engine/weights/parameters.hpp"
+#include "kernels/deviate.hpp"
 #include "planner/model/model.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 namespace moe::train {
@@ -38,6 +41,7 @@ void Trainer::fill_inputs(Rank& r) {
         if (plan_.masks_documents()) write_documents(r, j);
         if (program.io.chunk_starts != program::no_tensor) write_chunks(r, j);
     }
+    if (program.io.noise != program::no_tensor) write_noise(r);
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.embedding; });
     const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
@@ -83,6 +87,18 @@ void Trainer::write_documents(Rank& r, int micro_batch) {
     }
     write_rows(r, io.document_positions, micro_batch, r.positions,
                [&](std::int64_t sample, std::int32_t position) { return position - start(sample, position); });
+}
+
+// The key is that of the seed and the step alone: the samples' numbers within the step are the same under every plan.
+void Trainer::write_noise(Rank& r) {
+    const std::uint64_t key =
+        splitmix(weights::random_stream(options_.seed, "input_jitter") ^ splitmix(static_cast<std::uint64_t>(done_)));
+    for (int j = 0; j < micro_batches(); ++j) {
+        const std::array<std::uint32_t, 3> noise{
+            static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32),
+            static_cast<std::uint32_t>((std::int64_t{j} * plan_.dp + r.data) * plan_.mbs)};
+        r.device->write(r.arena->at(program_of(r).io.noise, j), noise.data(), sizeof noise);
+    }
 }
 
 // Chunks are counted from where a document begins, as positions are.

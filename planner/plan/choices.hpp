@@ -65,8 +65,9 @@ unsigned from_string(const std::string& text); // throws Error (bad_input) namin
 } // namespace offload
 
 // Over which tokens the auxiliary loss wants experts equally loaded; by Megatron's names aux_loss, seq_aux_loss and
-// global_aux_loss.
-enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global };
+// global_aux_loss. sinkhorn has no loss: while it trains, experts are chosen by logits that Sinkhorn's iteration has
+// balanced over the tokens of one rank's micro-batch (S-BASE, arXiv 2202.01169 section 3.2).
+enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global, sinkhorn };
 // The tokens beyond an expert's capacity that are dropped: those of the lowest weight or those that come last.
 enum class DropPolicy : std::uint8_t { probs, position };
 

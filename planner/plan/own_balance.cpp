@@ -46,7 +46,7 @@ OwnBalance own_balance(const Plan& plan, const std::string& place, WantedBalance
     OwnBalance own{plan.router, ""};
     RouterTraining& r = own.router;
     const Routers routers = routers_of(*plan.model);
-    if (r.counts_load() || r.forced || routers.layers == 0) return own;
+    if (r.counts_load() || r.forced || r.load_balancing == LoadBalancing::sinkhorn || routers.layers == 0) return own;
     const JsonObject config = JsonObject::parse(plan.model->config_json, place);
     if (!wanted.aux_loss) {
         // As the caller has it.

@@ -19,8 +19,9 @@ struct OwnBalance {
 // - aux_loss_alpha, as DeepSeek's own code takes it (modeling_deepseek.py of DeepSeek-V2): in every layer, over
 //   the global batch where seq_aux is false. RouterTraining has the same form.
 // - A selection bias moves by 0.001 per step (arXiv 2412.19437 section 4.2).
-// A plan that chooses any of aux_loss, z_loss and bias_update, or forces the choice, gets nothing; a plan whose
-// optimizer is offloaded, or that trains adapters, gets no bias_update. Only quantities that are `wanted` are added.
+// A plan that chooses any of aux_loss, z_loss, bias_update and sinkhorn, or forces the choice, gets nothing; a plan
+// whose optimizer is offloaded, or that trains adapters, gets no bias_update. Only quantities that are `wanted` are
+// added.
 struct WantedBalance {
     bool aux_loss = true, bias_update = true;
 };

@@ -19,7 +19,7 @@ constexpr std::array<const char*, 5> dispatcher_names{"alltoall", "allgather", "
 constexpr std::array<const char*, 3> context_comm_names{"ring", "alltoall", "alltoall+ring"};
 constexpr std::array<const char*, 2> documents_names{"ignore", "mask"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
-constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss"};
+constexpr std::array<const char*, 4> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"};
 constexpr std::array<const char*, 2> drop_names{"probs", "position"};
 constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
                                                  "shared_experts", "full"};

@@ -24,10 +24,18 @@ namespace moe::plan {
 // only the former depends on the plan. For the global batch n is that of the step before (nothing in the first step):
 // the present one is not known before the last forward, and what Megatron takes instead, the micro-batches so far,
 // depends on the plan. z_loss adds its coefficient times the mean over tokens of logsumexp(logits)^2.
+// For sinkhorn the experts of a token are those of the top_k largest d(e) exp(logit), with d as Sinkhorn's iteration
+// over the tokens that the rank's router sees leaves it (kernels/kernel_args.hpp), so that the choice depends on the
+// plan; weights are the model's own, of the plain logits, and an evaluation chooses by these.
 // Sources: Megatron-LM moe_utils.py; arXiv 2412.19437 section 2.1.2; z-loss arXiv 2202.08906 section 2.2.
 struct RouterTraining {
     LoadBalancing load_balancing = LoadBalancing::sequence;
     double aux_loss = 0.0, z_loss = 0.0; // coefficients
+    // While it trains, the router's input is multiplied by uniform noise in [1 - input_jitter, 1 + input_jitter];
+    // experts read the input as it is (arXiv 2101.03961 section 2.2, Megatron-LM router.py, apply_input_jitter). The
+    // noise of a number depends on the seed, the step, the layer and the place of its token in the global batch, and so
+    // on no other field. 0: none.
+    double input_jitter = 0.0;
     // The selection bias of an expert moves by this much per step, up where it got fewer tokens than the mean and down
     // where it got more (arXiv 2408.15664).
     double bias_update = 0.0;

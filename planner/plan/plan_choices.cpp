@@ -243,6 +243,35 @@ PlanFault check_routing(const Plan& plan) {
     return {};
 }
 
+// Sinkhorn's choice, of models whose own weights are Megatron's behind it: the sigmoid of one expert, or the softmax
+// over all where there are several (Megatron-LM router.py, sinkhorn_load_balancing). Others would train by weights that
+// their files do not mean.
+PlanFault check_sinkhorn(const Plan& plan) {
+    const RouterTraining& r = plan.router;
+    if (r.load_balancing != LoadBalancing::sinkhorn) return {};
+    if (!has_experts(plan))
+        return fault("load_balancing", "load_balancing = sinkhorn: {} has no experts", plan.model->name);
+    if (r.aux_loss > 0.0)
+        return fault("load_balancing", "load_balancing = sinkhorn: it has no loss, aux_loss = {} must be none",
+                     r.aux_loss);
+    if (r.forced)
+        return fault("load_balancing", "load_balancing = sinkhorn: balance = forced makes the choice: set natural");
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        if (!kind.moe) continue;
+        const model::Router& router = kind.moe->router;
+        const bool weighs = kind.moe->top_k == 1
+                                ? router.scoring == model::Scoring::sigmoid
+                                : router.scoring == model::Scoring::softmax && !router.softmax_after_top_k;
+        if (!weighs || router.normalize || router.scale != 1.0 || router.groups > 1 || router.expert_bias ||
+            router.mixer > 0.0)
+            return fault("load_balancing",
+                         "load_balancing = sinkhorn: its weights are the sigmoid of one expert or the softmax over all "
+                         "experts, not normalized, without groups or bias; the router of {} is another",
+                         plan.model->name);
+    }
+    return {};
+}
+
 // Every value of RouterTraining that its model cannot follow.
 PlanFault check_router(const Plan& plan) {
     const RouterTraining& r = plan.router;
@@ -251,12 +280,16 @@ PlanFault check_router(const Plan& plan) {
         double value;
     };
     const std::array amounts{Amount{"aux_loss", r.aux_loss}, Amount{"z_loss", r.z_loss},
-                             Amount{"bias_update", r.bias_update}, Amount{"expert_capacity", r.expert_capacity}};
+                             Amount{"input_jitter", r.input_jitter}, Amount{"bias_update", r.bias_update},
+                             Amount{"expert_capacity", r.expert_capacity}};
     for (const auto& [field, value] : amounts) {
         if (!std::isfinite(value) || value < 0.0) return fault(field, "{} = {}: must be 0 (off) or more", field, value);
         if (value > 0.0 && !has_experts(plan))
             return fault(field, "{} = {}: {} has no experts", field, value, plan.model->name);
     }
+    if (r.input_jitter >= 1.0)
+        return fault("input_jitter", "input_jitter = {}: must be below 1, or noise would turn inputs round",
+                     r.input_jitter);
     if (r.pad_to_capacity && r.expert_capacity == 0.0)
         return fault("pad_to_capacity",
                      "pad_to_capacity = on: there is no capacity to fill up to: set expert_capacity");
@@ -266,6 +299,7 @@ PlanFault check_router(const Plan& plan) {
     if (r.pad_to_capacity && plan.capacity > 0.0)
         return fault("pad_to_capacity", "pad_to_capacity = on: its rows are known, capacity = {} must be none",
                      plan.capacity);
+    if (PlanFault found = check_sinkhorn(plan)) return found;
     if (r.forced && !has_experts(plan))
         return fault("balance", "balance = forced: {} has no experts", plan.model->name);
     const auto has_bias = [](const model::LayerKind& kind) { return kind.moe && kind.moe->router.expert_bias; };

@@ -29,7 +29,7 @@ enum class As : std::uint8_t {
     many,    // only whether it is more than one
     muon,    // of the optimizer only whether it is Muon
     sharded, // the value, where the plan reshards; else nothing
-    tokens,  // through tokens_local() alone, as long as the router has no loss
+    tokens,  // through tokens_local() alone, as long as the router has neither loss nor noise
     order,   // only whether EP varies faster than TP over the ranks
 };
 

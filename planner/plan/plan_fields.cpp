@@ -172,6 +172,11 @@ const std::vector<Field>& fields() {
         {"z_loss",
          [](Plan& plan, const std::string& v) { plan.router.z_loss = amount("z_loss", v, "a coefficient or none"); },
          [](const Plan& plan) -> std::string { return word(plan.router.z_loss); }},
+        {"input_jitter",
+         [](Plan& plan, const std::string& v) {
+             plan.router.input_jitter = amount("input_jitter", v, "a share below 1 or none");
+         },
+         [](const Plan& plan) -> std::string { return word(plan.router.input_jitter); }},
         {"bias_update",
          [](Plan& plan, const std::string& v) {
              plan.router.bias_update = amount("bias_update", v, "a step of the selection bias or none");

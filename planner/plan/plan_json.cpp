@@ -74,12 +74,13 @@ std::optional<machine::Precision> optional_precision(const JsonObject& json, con
 constexpr double any_amount = std::numeric_limits<double>::max();
 
 void read_router(const JsonObject& json, RouterTraining& router) {
-    json.only({"load_balancing", "aux_loss", "z_loss", "bias_update", "forced", "expert_capacity", "drop_policy",
-               "pad_to_capacity"});
+    json.only({"load_balancing", "aux_loss", "z_loss", "input_jitter", "bias_update", "forced", "expert_capacity",
+               "drop_policy", "pad_to_capacity"});
     router.load_balancing =
         named(json, json.string_or("load_balancing", to_string(router.load_balancing)), load_balancing_from_string);
     router.aux_loss = json.number_or("aux_loss", 0.0, 0.0, any_amount);
     router.z_loss = json.number_or("z_loss", 0.0, 0.0, any_amount);
+    router.input_jitter = json.number_or("input_jitter", 0.0, 0.0, any_amount);
     router.bias_update = json.number_or("bias_update", 0.0, 0.0, any_amount);
     router.forced = json.boolean_or("forced", false);
     router.expert_capacity = json.number_or("expert_capacity", 0.0, 0.0, any_amount);
@@ -92,6 +93,7 @@ Json router_json(const RouterTraining& router) {
     return {{"load_balancing", to_string(router.load_balancing)},
             {"aux_loss", router.aux_loss},
             {"z_loss", router.z_loss},
+            {"input_jitter", router.input_jitter},
             {"bias_update", router.bias_update},
             {"forced", router.forced},
             {"expert_capacity", router.expert_capacity},

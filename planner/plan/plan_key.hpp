@@ -34,8 +34,10 @@ inline auto values(const Lora& lora) {
     return std::make_tuple(rank, alpha, targets);
 }
 inline auto values(const RouterTraining& router) {
-    const auto& [load_balancing, aux_loss, z_loss, bias_update, forced, expert_capacity, drop_policy, pad] = router;
-    return std::make_tuple(load_balancing, aux_loss, z_loss, bias_update, forced, expert_capacity, drop_policy, pad);
+    const auto& [load_balancing, aux_loss, z_loss, jitter, bias_update, forced, expert_capacity, drop_policy, pad] =
+        router;
+    return std::make_tuple(load_balancing, aux_loss, z_loss, jitter, bias_update, forced, expert_capacity, drop_policy,
+                           pad);
 }
 
 // The part of a field that goes into a key.
@@ -74,10 +76,11 @@ template <Subject subject>
 constexpr bool
     counts_tokens = std::apply([](const auto&... row) { return ((row.use.of(subject) == As::tokens) || ...); }, table);
 
-// A loss of the router is balanced over sequences, or over all ranks of a micro-batch.
+// A loss of the router is balanced over sequences, or over all ranks of a micro-batch; noise on its input goes by the
+// positions of a rank's tokens.
 inline std::tuple<std::int64_t, std::int64_t, int, int> tokens_of(const Plan& plan) {
-    const bool loss = plan.router.has_loss();
-    return {plan.tokens_local(), loss ? plan.mbs : 0, loss ? plan.tp : 0, loss ? plan.cp : 0};
+    const bool cut = plan.router.has_loss() || plan.router.input_jitter > 0.0;
+    return {plan.tokens_local(), cut ? plan.mbs : 0, cut ? plan.tp : 0, cut ? plan.cp : 0};
 }
 
 template <Subject subject>

@@ -179,6 +179,14 @@ struct RouterAttr {
     model::Router router;
     std::int64_t batch = 1; // forced: row r of this rank's tokens is of position positions[(first + r) / batch]
 };
+// Iterations that sinkhorn is priced with.
+inline constexpr double sinkhorn_iterations = 10.0;
+// Row r of this rank's tokens is of sequence (first + r) modulo batch and of position positions[(first + r) / batch].
+struct JitterAttr {
+    std::int64_t tokens = 0, cols = 0, batch = 1;
+    int layer = 0; // of the whole model, those of MTP behind the others
+    double eps = 0.0;
+};
 // The losses of a layer's router, to which its tokens add; see RouterTraining.
 struct BalanceAttr {
     std::int64_t tokens = 0, sequences = 1; // row r belongs to sequence r modulo sequences
@@ -256,7 +264,7 @@ struct CopyAttr {
 using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
                           ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
                           ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
-                          GroupedBiasAttr, QuantizeAttr, ColumnBlocksAttr, ScanAttr, StateAttr, HeadsNormAttr,
-                          ScaleAttr, GateAttr, ClipAttr, ValueNormAttr, MuonAttr>;
+                          JitterAttr, GroupedBiasAttr, QuantizeAttr, ColumnBlocksAttr, ScanAttr, StateAttr,
+                          HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, ValueNormAttr, MuonAttr>;
 
 } // namespace moe::program

@@ -63,6 +63,8 @@ enum class OpKind : std::uint8_t {
     sigmoid_scale_grad, // dout, y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
+    jitter,             // x[T, C], positions[S/b], noise[3] -> x times noise, or dx of dy likewise; JitterAttr
+    sinkhorn,           // logits[T, E] -> index[T, K]: the best behind Sinkhorn's iteration; RouterAttr
     router,             // logits[T, E], [bias[E]], [forced positions], [recorded] -> index[T, K] i32, weight[T, K] f32
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
     expert_scale,       // weight[T, K], index, s[E] -> weight * s[index]

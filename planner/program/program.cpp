@@ -195,6 +195,10 @@ const char* to_string(OpKind kind) {
         return "scale_rows";
     case OpKind::scale_rows_grad:
         return "scale_rows_grad";
+    case OpKind::sinkhorn:
+        return "sinkhorn";
+    case OpKind::jitter:
+        return "jitter";
     case OpKind::router:
         return "router";
     case OpKind::router_grad:

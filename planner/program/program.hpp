@@ -162,6 +162,9 @@ struct ProgramIo {
         no_tensor;                     // where the document of each row of whole sequences begins: layers with a state
     TensorId chunk_starts = no_tensor; // where the chunk of each row's query begins, or its document if that is later
     std::vector<TensorId> label_shares;
+    // Plans with input_jitter, [3] by micro-batch: the lower and the upper half of the key of this step's noise, and
+    // the number within the step of the micro-batch's first sequence.
+    TensorId noise = no_tensor;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;
     TensorId router_sums = no_tensor; // all routers' load, loss and score_load, one behind the other

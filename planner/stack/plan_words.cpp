@@ -76,6 +76,7 @@ std::vector<PlanWord> plan_fields() {
         {"capacity", NumberWord{[](const Plan& p) { return p.capacity; }, true}},
         {"aux_loss", NumberWord{[](const Plan& p) { return p.router.aux_loss; }, true}},
         {"z_loss", NumberWord{[](const Plan& p) { return p.router.z_loss; }, true}},
+        {"input_jitter", NumberWord{[](const Plan& p) { return p.router.input_jitter; }, true}},
         {"bias_update", NumberWord{[](const Plan& p) { return p.router.bias_update; }, true}},
         {"expert_capacity", NumberWord{[](const Plan& p) { return p.router.expert_capacity; }, true}},
         {"recompute", recompute_word},

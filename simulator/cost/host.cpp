@@ -52,6 +52,8 @@ double launches(const stack::StackCosts& costs, program::OpKind kind) {
     case program::OpKind::router_loss_grad:
     case program::OpKind::drop_copies:
         return costs.router_launches;
+    case program::OpKind::sinkhorn: // as many in every iteration
+        return program::sinkhorn_iterations * costs.router_launches;
     case program::OpKind::permute_map:
     case program::OpKind::permute:
     case program::OpKind::unpermute:

@@ -36,7 +36,7 @@ MODELS = {
 }  # fmt: skip
 MACHINES = ["h100", "h200", "b200", "gb200-nvl72", "gb300-nvl72"]
 ON = ["fsdp", "paged_stash", "tp_overlap", "ep_overlap", "delay_wgrad", "deterministic"]
-ROUTER = ["aux_loss", "z_loss", "bias_update", "expert_capacity"]
+ROUTER = ["aux_loss", "z_loss", "input_jitter", "bias_update", "expert_capacity"]
 
 
 def profile(folder, name):
@@ -54,7 +54,7 @@ def document(generator, stack):
     words = {**plans.PLAIN, **plans.choose(generator, plans.PLAIN, facts)}
     for field, choices in (
         ("mbs", ["2", "4"]), ("rank_order", ["tp-cp-ep-pp-dp"]), ("gradients", ["bf16"]), ("cp_comm", ["alltoall"]),
-        ("tp_overlap", ["on"]), ("offload", ["optimizer"]), ("z_loss", ["0.001"]), ("drop_policy", ["position"]),
+        ("tp_overlap", ["on"]), ("offload", ["optimizer"]), ("z_loss", ["0.001"]), ("input_jitter", ["0.01"]), ("drop_policy", ["position"]),
         ("attention_precision", ["fp8-tensor", "mxfp8"]),
     ):  # fmt: skip
         if generator.random() < 0.08:

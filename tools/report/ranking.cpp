@@ -42,6 +42,9 @@ std::vector<std::string> differences_of_training(const plan::Plan& plan) {
     if (plan.router.expert_capacity > 0.0)
         what.push_back(fmt::format("expert_capacity {}: an expert drops tokens beyond it",
                                    plan::field_text(plan, "expert_capacity")));
+    if (plan.router.load_balancing == plan::LoadBalancing::sinkhorn)
+        what.emplace_back(
+            "load_balancing sinkhorn: balanced over a rank's tokens, the choice depends on mbs, tp and cp");
     if (plan.router.aux_loss > 0.0 && plan.router.load_balancing == plan::LoadBalancing::micro_batch)
         what.emplace_back("load_balancing aux_loss: taken over a micro-batch, it depends on mbs and tp");
     for (const char* field : {"head_precision", "attention_precision"})

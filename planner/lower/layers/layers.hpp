@@ -192,6 +192,8 @@ private:
         program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor;
     };
     void route(emit::Builder& b, program::TensorId normed);
+    // x times the noise of this step, and likewise the gradient on its way back; x itself where there is none.
+    program::TensorId jittered(emit::Builder& b, program::TensorId x, const std::string& name) const;
     double logit_factor() const;
     program::TensorId unscaled(emit::Builder& b, program::TensorId dweight);
     program::BalanceAttr balance_attr(const emit::Builder& b) const;

@@ -143,7 +143,7 @@ program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
         b.phase = program::Phase::dgrad;
     }
     const program::TensorId dtravels = moe_.latent > 0 ? emit::linear_backward(b, latent_down_, din.rows) : din.rows;
-    const program::TensorId drouter = emit::linear_backward(b, gate_, dbalanced);
+    const program::TensorId drouter = jittered(b, emit::linear_backward(b, gate_, dbalanced), "drouter_jittered");
     if (moe_.branch_norms) { // Three norms share one input: what each hands on joins the next.
         const program::TensorId dx = branch(expert_norm_, dtravels, branch(router_norm_, drouter, dy));
         return shared_ ? norm_.backward(b, dshared, dx) : dx;
@@ -163,7 +163,7 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
     gate_.weight = b.weight(key_ + ".gate", moe_.experts, model_.hidden);
     gate_.name = "router_logits";
     gate_.quantize = false;
-    logits_ = emit::linear_forward(b, gate_, normed, program::Dtype::f32);
+    logits_ = emit::linear_forward(b, gate_, jittered(b, normed, "router_jittered"), program::Dtype::f32);
     if (moe_.branch_norms) logits_ = b.scale(logits_, logit_factor(), "router_logits_scaled");
     if (moe_.router.linear_bias) {
         gate_bias_ = b.weight(key_ + ".gate_bias", moe_.experts, 1);
@@ -182,8 +182,14 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
         in.resize(2, program::no_tensor);
         in.push_back(b.program().io.positions);
     }
-    b.emit(program::OpKind::router, in, {index_, weight_},
-           program::RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
+    const program::RouterAttr attr{tokens, moe_.experts, moe_.top_k, moe_.router, b.plan().mbs};
+    if (b.plan().router.load_balancing == plan::LoadBalancing::sinkhorn && b.with_backward) {
+        in.resize(4, program::no_tensor);
+        in[3] = b.tensor("expert_index_sinkhorn", program::Dtype::i32, tokens, moe_.top_k);
+        b.emit(program::OpKind::sinkhorn, {logits_}, {in[3]}, attr).bytes =
+            program::sinkhorn_iterations * b.at(logits_).expected_bytes() + b.at(in[3]).expected_bytes();
+    }
+    b.emit(program::OpKind::router, in, {index_, weight_}, attr);
     balance(b);
     drop(b);
     if (!moe_.branch_norms) return;
@@ -191,6 +197,16 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
     unscaled_ = weight_;
     weight_ = b.tensor("expert_weight_scaled", program::Dtype::f32, tokens, moe_.top_k);
     b.emit(program::OpKind::expert_scale, {unscaled_, kept_, scale_.value}, {weight_});
+}
+
+program::TensorId MoeLayer::jittered(emit::Builder& b, program::TensorId x, const std::string& name) const {
+    const double eps = b.plan().router.input_jitter;
+    if (eps == 0.0 || !b.with_backward) return x;
+    const program::TensorId y = b.activation(name, b.local_tokens(), model_.hidden);
+    b.emit(program::OpKind::jitter, {x, b.program().io.positions, b.program().io.noise}, {y},
+           program::JitterAttr{b.local_tokens(), model_.hidden, b.plan().mbs, layer_, eps})
+        .bytes = b.at(x).expected_bytes() + b.at(y).expected_bytes();
+    return y;
 }
 
 // Gemma 4's router takes its input, normed, over the root of the hidden width.

@@ -320,7 +320,9 @@ std::string obstacle(const JsonObject& json, const model::Model& model) {
     const bool mixes = std::any_of(model.kinds.begin(), model.kinds.end(), [](const model::LayerKind& kind) {
         return kind.moe && kind.moe->router.mixer > 0.0;
     });
-    if (!mixes && json.number_or("router_jitter_noise", 0.0, 0.0, 1.0) > 0.0) return "router_jitter_noise: must be 0";
+    if (!mixes && json.number_or("router_jitter_noise", 0.0, 0.0, 1.0) > 0.0)
+        return "router_jitter_noise: must be 0, it is noise on what experts read as well; the plan's input_jitter is "
+               "on what routers read";
     return {};
 }
 

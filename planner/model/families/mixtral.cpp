@@ -79,7 +79,8 @@ void read_phimoe(const JsonObject& json, model::Model& model) {
     model.head_bias = json.boolean_or("lm_head_bias", false);
     add_alike(model, kind, layer_count(json));
     if (json.number_or("input_jitter_noise", 0.0, 0.0, 1.0) > 0.0)
-        model.not_executable = "input_jitter_noise: must be 0";
+        model.not_executable = "input_jitter_noise: must be 0, it is noise on what experts read as well; the plan's "
+                               "input_jitter is on what routers read";
 }
 
 // Granite scales embeddings, scores, residuals and logits by constants of its own.
@@ -130,6 +131,9 @@ void read_dbrx(const JsonObject& json, model::Model& model) {
     kind.moe = moe;
     add_alike(model, kind, integer(json, "n_layers", max_layers));
     model.layer_norm = true;
+    if (experts.number_or("moe_jitter_eps", 0.0, 0.0, 1.0) > 0.0)
+        model.not_executable = "moe_jitter_eps: must be 0, it is noise on what experts read as well; the plan's "
+                               "input_jitter is on what routers read";
 }
 
 } // namespace moe::families

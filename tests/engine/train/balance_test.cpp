@@ -202,6 +202,45 @@ TEST_CASE("a forced choice loads every expert alike") {
     for (const train::RouterStep& router : step.routers) CHECK(router.max_over_mean() == 1.0);
 }
 
+TEST_CASE("Sinkhorn's choice evens out the load, and an evaluation is free of it") {
+    const double alone = trained_imbalance("qwen2", {}),
+                 balanced = trained_imbalance("qwen2", {{"load_balancing", "sinkhorn"}});
+    INFO(balanced, " against ", alone);
+    CHECK(balanced - 1.0 < 0.5 * (alone - 1.0));
+    train::TrainOptions options;
+    options.evaluates = true;
+    train::Trainer with(small_plan("qwen2", 1, {{"load_balancing", "sinkhorn"}}), options),
+        without(small_plan("qwen2", 1), options);
+    CHECK(with.evaluate(made_up_tokens(61), 8).loss == without.evaluate(made_up_tokens(61), 8).loss);
+    CHECK(with.step(made_up_tokens(61)).loss != without.step(made_up_tokens(61)).loss);
+}
+
+// A sequence has 32 tokens; a recomputed router balances the same ones again.
+TEST_CASE("Sinkhorn's choice is over the tokens of a rank's micro-batch") {
+    const auto program = [](const Fields& fields, int ranks) {
+        Fields all{{"load_balancing", "sinkhorn"}};
+        all.insert(all.end(), fields.begin(), fields.end());
+        return lower::lower(small_plan("qwen2", ranks, all), 0);
+    };
+    const auto tokens = [](const program::Program& of, program::Phase phase) {
+        std::vector<std::int64_t> list;
+        for (const program::Template& ops : of.templates)
+            for (const program::Op& op : ops.ops)
+                if (op.kind == program::OpKind::sinkhorn && op.phase == phase) {
+                    const auto& attr = std::get<program::RouterAttr>(op.attr);
+                    CHECK(op.bytes == 4.0 * static_cast<double>(attr.tokens) * (10 * attr.experts + attr.top_k));
+                    list.push_back(attr.tokens);
+                }
+        return list;
+    };
+    const auto forward = program::Phase::forward;
+    CHECK(tokens(program({}, 1), forward) == std::vector<std::int64_t>(4, 32));
+    CHECK(tokens(program({{"mbs", "2"}}, 1), forward) == std::vector<std::int64_t>(4, 64));
+    CHECK(tokens(program({{"tp", "2"}, {"cp", "2"}}, 4), forward) == std::vector<std::int64_t>(4, 8));
+    CHECK(tokens(program({}, 1), program::Phase::recompute).empty());
+    CHECK(tokens(program({{"recompute", "moe"}}, 1), program::Phase::recompute).size() >= 4);
+}
+
 TEST_CASE("what a model's routers cannot follow is refused by its field") {
     const auto refused = [](const std::string& model, const std::string& field, const std::string& value) {
         try {
@@ -217,4 +256,9 @@ TEST_CASE("what a model's routers cannot follow is refused by its field") {
     CHECK(refused("qwen3", "load_balancing", "expert").find("seq_aux_loss") != std::string::npos);
     CHECK(refused("qwen3", "pad_to_capacity", "on").find("set expert_capacity") != std::string::npos);
     CHECK(refused("qwen3", "z_loss", "-1").find("z_loss") != std::string::npos);
+    CHECK(refused("qwen3", "input_jitter", "1").find("input_jitter = 1: must be below 1") != std::string::npos);
+    CHECK(refused("llama", "input_jitter", "0.01").find("no experts") != std::string::npos);
+    for (const char* model : {"qwen3", "mixtral", "deepseek3", "deepseek2", "gptoss", "llama"}) // normalized, of groups
+        CHECK(refused(model, "load_balancing", "sinkhorn").find("load_balancing = sinkhorn") != std::string::npos);
+    CHECK(refused("qwen2", "load_balancing", "sinkhorn").empty());
 }

@@ -58,6 +58,12 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     for (const char* policy : {"probs", "position"})
         check_model("qwen3", {{"expert_capacity", "1"}, {"drop_policy", policy}}, 1e-4);
     check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
+    check_model("qwen2", {{"load_balancing", "sinkhorn"}, {"recompute", "moe"}}, 1e-4);
+    check_model("qwen2", {{"load_balancing", "sinkhorn"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
+    for (const char* model : {"qwen3", "deepseek3-mtp", "gptoss"}) {
+        check_model(model, {{"input_jitter", "0.1"}, {"recompute", "moe"}}, 1e-4);
+        check_model(model, {{"input_jitter", "0.1"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
+    }
 }
 
 TEST_CASE("cuda: documents that are masked are the CPU's, in a graph too") {

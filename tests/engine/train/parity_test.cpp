@@ -289,6 +289,40 @@ TEST_CASE("parity: losses that balance sequences or the global batch, and the se
     check_plans("mixtral", {plans[1]}, {{"aux_loss", "0.1"}});
 }
 
+TEST_CASE("parity: the noise on routers' inputs is that of the token, under any plan") {
+    const std::vector<Fields> plans{
+        {{"ep", "8"}},
+        {{"tp", "4"}, {"ep", "2"}, {"mbs", "2"}, {"recompute", "moe"}},
+        {{"tp", "2"}, {"cp", "2"}, {"ep", "4"}, {"pp", "2"}, {"mbs", "4"}, {"recompute", "full"}},
+        {{"cp", "4"}, {"cp_comm", "alltoall"}, {"ep", "2"}, {"mbs", "2"}, {"recompute", "moe"}},
+        {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "2"}, {"delay_wgrad", "on"}},
+        {{"pp", "4"}, {"schedule", "zero-bubble"}, {"ep", "2"}},
+        {{"fsdp", "on"}, {"ep", "4"}, {"rank_order", "ep-dp-tp-cp-pp"}},
+        {{"ep", "8"}, {"dispatcher", "allgather"}, {"capacity", "1"}},
+        {{"ep", "4"}, {"ep_overlap", "on"}, {"delay_wgrad", "on"}},
+    };
+    check_plans("qwen3", plans, {{"input_jitter", "0.3"}});
+    check_plans("deepseek3-mtp", {plans[0], plans[1], plans[2]}, {{"input_jitter", "0.3"}, {"bias_update", "0.01"}});
+    check_plans("gptoss", {plans[2]}, {{"input_jitter", "0.3"}, {"documents", "mask"}, {"aux_loss", "0.1"}});
+}
+
+TEST_CASE("parity: Sinkhorn's choice under plans whose ranks see the same micro-batches") {
+    const std::vector<Fields> plans{
+        {{"ep", "8"}},
+        {{"ep", "4"}, {"dispatcher", "allgather"}, {"recompute", "moe"}},
+        {{"pp", "2"}, {"ep", "4"}, {"recompute", "full"}},
+        {{"pp", "4"}, {"schedule", "zero-bubble"}, {"ep", "2"}, {"etp", "1"}},
+        {{"fsdp", "on"}, {"ep", "2"}, {"etp", "2"}},
+    };
+    const auto common = [](const char* mbs) { return Fields{{"load_balancing", "sinkhorn"}, {"mbs", mbs}}; };
+    check_plans("qwen2", plans, common("1"));
+    check_plans("qwen2", {{{"pp", "4"}, {"ep", "2"}}}, common("2"));
+    Fields noisy = common("1");
+    noisy.emplace_back("input_jitter", "0.3");
+    noisy.emplace_back("z_loss", "0.01");
+    check_plans("qwen2", {plans[0], plans[2]}, noisy);
+}
+
 TEST_CASE("parity: a forced choice is the same on every rank") {
     check_plans("qwen2", {{{"tp", "4"}, {"ep", "2"}, {"mbs", "2"}}, {{"pp", "2"}, {"ep", "4"}}},
                 {{"balance", "forced"}});

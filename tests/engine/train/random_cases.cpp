@@ -47,8 +47,8 @@ private:
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
 // The fields of what is trained, which the one-rank plan has as well.
-constexpr std::array trained_fields{"optimizer", "precision", "balance", "load_balancing", "aux_loss", "bias_update",
-                                    "z_loss",    "documents", "lora"};
+constexpr std::array trained_fields{"optimizer", "precision", "balance",   "load_balancing", "aux_loss",
+                                    "z_loss",    "lora",      "documents", "bias_update",    "input_jitter"};
 
 void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) {
@@ -57,6 +57,7 @@ void draw_balance(Dice& dice, RandomCase& c) {
     }
     if (dice.one_in(6)) c.plan.emplace_back("z_loss", "0.01");
     if (dice.one_in(8)) c.plan.emplace_back("balance", "forced");
+    if (dice.aside().one_in(4)) c.plan.emplace_back("input_jitter", "0.1");
     if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
 }
 

@@ -62,6 +62,9 @@ TEST_CASE("what a plan or its model chooses stays") {
         CHECK(own.router == plan.router);
         CHECK(own.said.empty());
     }
+    plan::Plan sinkhorn = plan_for("tiny-qwen3-moe", coefficient);
+    sinkhorn.router.load_balancing = plan::LoadBalancing::sinkhorn; // has no loss
+    CHECK(plan::own_balance(sinkhorn, "here").router == sinkhorn.router);
     for (const plan::Plan& plan :
          {plan_for("Llama3-8B", coefficient), plan_for("tiny-qwen3-moe", {{"router_aux_loss_coef", 0.0}}),
           plan_for("tiny-qwen3-moe", {{"router_aux_loss_coef", nullptr}})}) {

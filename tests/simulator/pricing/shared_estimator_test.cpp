@@ -61,9 +61,10 @@ const std::map<std::string, Values>& field_values() {
         {"lengths", {"none", "100:10+3000:4", "512:1"}},
         {"routing", {"balanced", "load:1.2", "load:1.2:0.3", "load:1.4", "dirichlet:2", "zipf:0.5"}},
         {"balance", {"natural", "forced"}},
-        {"load_balancing", {"aux_loss", "seq_aux_loss", "global_aux_loss"}},
+        {"load_balancing", {"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"}},
         {"aux_loss", {"none", "0.01", "0.001"}},
         {"z_loss", {"none", "0.001"}},
+        {"input_jitter", {"none", "0.01"}},
         {"bias_update", {"none", "0.001"}},
         {"expert_capacity", {"none", "1", "1.2"}},
         {"drop_policy", {"probs", "position"}},
@@ -208,7 +209,7 @@ std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack:
         try {
             moe::plan::set_field(plan, field, value);
             if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
-            if (field == "load_balancing") plan.router.aux_loss = 0.01;
+            if (field == "load_balancing") plan.router.aux_loss = std::string(value) == "sinkhorn" ? 0.0 : 0.01;
             if (field == "paged_stash") {
                 plan.capacity = 1.5, plan.offload = 0;
                 plan.dispatcher = moe::plan::Dispatcher::hybridep;

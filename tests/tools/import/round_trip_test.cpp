@@ -140,7 +140,9 @@ private:
         set(plan, 0.3, "balance", {"forced"});
         set(plan, 0.3, "aux_loss", {"0.01", "0.001", "1e-05"});
         if (plan.router.aux_loss > 0.0) set(plan, 0.4, "load_balancing", {"aux_loss", "global_aux_loss"});
+        if (plan.router.aux_loss == 0.0 && !plan.router.forced) set(plan, 0.2, "load_balancing", {"sinkhorn"});
         set(plan, 0.1, "z_loss", {"0.001"});
+        set(plan, 0.1, "input_jitter", {"0.01"});
         set(plan, 0.3, "bias_update", {"0.001", "0.01"});
         set(plan, 0.1, "expert_capacity", {"1.5"});
         if (plan.router.expert_capacity > 0.0) set(plan, 0.5, "drop_policy", {"position"});

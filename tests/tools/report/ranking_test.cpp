@@ -111,6 +111,8 @@ TEST_CASE("ranking: settings by which losses depend on the plan") {
     };
     CHECK(balanced(plan::LoadBalancing::sequence).empty());
     CHECK(balanced(plan::LoadBalancing::micro_batch).size() == 1);
+    CHECK(
+        holds(told([](plan::Plan& p) { p.router.load_balancing = plan::LoadBalancing::sinkhorn; }).at(0), "sinkhorn"));
     CHECK(told([](plan::Plan& p) {
               p.head_precision = p.attention_precision = machine::Precision::fp8_tensor;
           }).size() == 2);

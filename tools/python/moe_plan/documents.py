@@ -175,14 +175,17 @@ class PlanMesh(Document):
 class PlanRouter(Document):
     """How the router is trained; left out where all is at its default"""
 
-    load_balancing: Literal["aux_loss", "seq_aux_loss", "global_aux_loss"] | None = None
-    """Tokens over which aux_loss wants experts equally loaded"""
+    load_balancing: Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] | None = None
+    """Tokens over which aux_loss wants experts equally loaded; sinkhorn: the choice is balanced instead"""
 
     aux_loss: float | None = None
     """Coefficient of the balancing loss"""
 
     z_loss: float | None = None
     """Coefficient of the z-loss"""
+
+    input_jitter: float | None = None
+    """Noise in 1 - input_jitter to 1 + input_jitter on the router's input, in training alone"""
 
     bias_update: float | None = None
     """Step of the selection bias per optimizer step"""
