@@ -103,7 +103,7 @@ void Trainer::write_noise(Rank& r) {
 
 // Chunks are counted from where a document begins, as positions are.
 void Trainer::write_chunks(Rank& r, int micro_batch) {
-    std::int64_t chunk = 0;
+    std::int64_t chunk = 1;
     for (const model::LayerKind& kind : plan_.model->kinds) chunk = std::max(chunk, kind.attention.chunk);
     write_rows(r, program_of(r).io.chunk_starts, micro_batch, r.queries,
                [&](std::int64_t sample, std::int32_t position) {
