@@ -305,8 +305,8 @@ void Executor::count_tokens(const program::Op& op) {
 float* Executor::logits_of(const program::Op& op) {
     const auto& attr = std::get<program::AttentionAttr>(op.attr);
     const auto layer = static_cast<std::size_t>(op.layer);
-    const int trading = mesh_.group_size({plan::Domain::dense, plan::axis::context}) / attr.ring;
-    const int part = position_.tensor * trading + (trading > 1 ? position_.context : 0);
+    const int trading = mesh_.group_size({plan::Domain::dense, plan::axis::context_inner});
+    const int part = position_.tensor * trading + position_.heads;
     const int parts = mesh_.group_size({plan::Domain::dense, plan::axis::tensor}) * trading;
     if (largest_logits_.size() <= layer) largest_logits_.resize(layer + 1);
     std::vector<float>& heads = largest_logits_[layer];

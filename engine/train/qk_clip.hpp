@@ -33,7 +33,7 @@ void check_qk_clip(const QkClip& clip, const plan::Plan& plan, const WeightRules
 
 // What QK-clip does behind a step.
 struct Clipping {
-    std::map<std::string, std::vector<float>> factors; // by weight: of each row, 1 = it stays; weights that stay not
+    std::map<std::string, std::vector<float>> factors; // by weight: of each row, 1 for those that stay
     int heads = 0;                                     // query heads whose weights are scaled
 };
 // largest: [layer][query head], layers of MTP behind the model's; a layer may have more places than heads, and none

@@ -79,7 +79,7 @@ void StepLog::add(const train::StepResult& step) {
     }
     std::string logits;
     if (step.logits) logits = fmt::format(" | max logit {:.1f}", step.logits->largest);
-    if (step.logits && step.logits->clipped > 0) logits += fmt::format(", {} heads clipped", step.logits->clipped);
+    if (step.logits && step.logits->clipped > 0) logits += fmt::format(", clipped heads {}", step.logits->clipped);
     if (step.overflow > 0.0)
         console_.note("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
                       step.step, steps_.steps, step.overflow);

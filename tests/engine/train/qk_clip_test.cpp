@@ -197,6 +197,7 @@ TEST_CASE("qk-clip: any plan clips what one rank clips") {
                           {"mixtral", {}, {{"ep", "4"}, {"fsdp", "on"}, {"recompute", "full"}}, 4},
                           {"qwen2", {{"num_key_value_heads", "2"}}, {{"tp", "8"}, {"ep", "2"}}, 8},
                           {"gptoss", {}, {{"tp", "2"}, {"etp", "2"}, {"cp", "2"}, {"offload", "optimizer"}}, 4},
+                          {"mixtral", {}, {{"cp", "4"}, {"cp_comm", "alltoall+ring"}, {"tp", "2"}, {"ep", "2"}}, 8},
                           {"llama", {}, {{"pp", "2"}, {"schedule", "zb-v"}, {"vpp", "2"}}, 4},
                           {"deepseek3", {}, {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}}, 8},
                           {"deepseek3", {}, {{"cp", "2"}, {"cp_comm", "alltoall"}, {"tp", "2"}, {"ep", "4"}}, 4},
