@@ -156,6 +156,9 @@ struct MlaRopeShape {
 //
 // `deterministic`: the gradients have the same bits every time; where it is not set a library may add dq up in any
 // order.
+//
+// `largest[heads]`, where it is given: the largest logit of each head among those that its queries see, with the scale
+// and without sinks; one that is there already stays where it is larger. Of `attention` on the CPU alone.
 struct AttentionShape {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0;
     int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
@@ -168,6 +171,7 @@ struct AttentionShape {
     std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // positions of a spread sequence's two runs, increasing
     const std::int32_t* document_start = nullptr;
     std::int64_t chunk = 0; // attention_cached alone: a query sees keys of its own run of so many positions, 0: of all
+    float* largest = nullptr;
 };
 
 // A layer that passes a state along its sequences, over rows position * batch + sequence. A row p of its projection is

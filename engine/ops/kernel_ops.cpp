@@ -208,7 +208,9 @@ std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
 }
 
 void attention(const OpContext& c) {
-    c.kernels.attention(attention_shape(c, 6), src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
+    AttentionShape shape = attention_shape(c, 6);
+    shape.largest = c.largest_logits;
+    c.kernels.attention(shape, src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
                         floats_out(c, 1), c.stream);
 }
 

@@ -38,6 +38,7 @@ struct OpContext {
     bool merged = false;           // whether another slot's ops run beside it
     // Parts of this rank's shard that the optimizer treats differently, for ops of the optimizer; none: all alike.
     std::span<const ShardPart> parts = {};
+    float* largest_logits = nullptr; // of the op's heads, for attention (AttentionShape::largest); null: nobody asks
 
     // Shape and dtype of an operand; only for operands that are present.
     const program::Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }

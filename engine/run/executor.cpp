@@ -8,10 +8,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 #include <utility>
 
 namespace moe::run {
+
+namespace {
+
+constexpr float unseen = -std::numeric_limits<float>::infinity(); // the largest of no logits
+
+} // namespace
 
 Executor::Executor(const program::Program& program, const device::Arena& arena, const plan::Mesh& mesh, int rank,
                    const ops::Backend& backend, comm::Communicator& communicator, bool replayed)
@@ -53,6 +60,7 @@ Executor::Executor(const program::Program& program, const device::Arena& arena, 
 
 void Executor::step(Recorder& recorder, bool timed) {
     for (std::vector<std::int64_t>& layer : routed_tokens_) std::fill(layer.begin(), layer.end(), 0);
+    for (std::vector<float>& layer : largest_logits_) std::fill(layer.begin(), layer.end(), unseen);
     if (queue_ != nullptr) return play(*queue_, recorder, timed);
     double start = recorder.seconds_since(Recorder::Clock::now());
     for (program::OpWalk walk(program_); !walk.done(); walk.next()) {
@@ -240,6 +248,7 @@ void Executor::run(const program::OpWalk& at, void* stream, bool boxes) {
         context.shard_offset = bucket_offset_[bucket];
         if (!parts_.empty()) context.parts = parts_[bucket];
     }
+    if (watches_logits_ && op.kind == program::OpKind::attention) context.largest_logits = logits_of(op);
     function(context);
 }
 
@@ -290,6 +299,19 @@ void Executor::count_tokens(const program::Op& op) {
     routed_tokens_[layer].resize(experts, 0);
     const auto* counts = static_cast<const std::int32_t*>(out_[0]);
     for (std::size_t e = 0; e < experts; ++e) routed_tokens_[layer][e] += counts[e];
+}
+
+// TP splits the heads, and CP again where its ranks trade them for tokens; round a ring each has all of its TP rank's.
+float* Executor::logits_of(const program::Op& op) {
+    const auto& attr = std::get<program::AttentionAttr>(op.attr);
+    const auto layer = static_cast<std::size_t>(op.layer);
+    const int trading = mesh_.group_size({plan::Domain::dense, plan::axis::context_inner});
+    const int part = position_.tensor * trading + position_.heads;
+    const int parts = mesh_.group_size({plan::Domain::dense, plan::axis::tensor}) * trading;
+    if (largest_logits_.size() <= layer) largest_logits_.resize(layer + 1);
+    std::vector<float>& heads = largest_logits_[layer];
+    heads.resize(static_cast<std::size_t>(parts) * static_cast<std::size_t>(attr.heads), unseen);
+    return heads.data() + static_cast<std::ptrdiff_t>(part) * attr.heads;
 }
 
 // The bucket whose master an op updates, or whose gradients it squares or turns into updates.

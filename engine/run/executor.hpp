@@ -45,6 +45,12 @@ public:
     // device, which no op of a step waits for.
     const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
 
+    // From now on steps keep the largest logit of each attention head that this rank runs; only where
+    // Backend::tells_logits. largest_logits(): those of the last step, [global layer][query head of the model], scale
+    // included, -infinity for heads of other ranks; layers without any may be empty or missing.
+    void watch_logits() { watches_logits_ = true; }
+    const std::vector<std::vector<float>>& largest_logits() const { return largest_logits_; }
+
     // Declares that this rank has work until step() has ended: a thread that never takes it up hangs as well.
     void begin() { busy_ = true; }
 
@@ -72,6 +78,7 @@ private:
     [[noreturn]] void report(const program::Op& op, std::size_t slot, const std::exception& error) const;
     std::size_t bucket_of(const program::Op& op) const;
     void count_tokens(const program::Op& op);
+    float* logits_of(const program::Op& op);
 
     const program::Program& program_;
     const device::Arena& arena_;
@@ -83,6 +90,8 @@ private:
     std::vector<std::vector<ops::ShardPart>> parts_; // by bucket, empty without any
     std::vector<void*> in_, out_;                    // operands of the current op
     std::vector<std::vector<std::int64_t>> routed_tokens_;
+    bool watches_logits_ = false;
+    std::vector<std::vector<float>> largest_logits_;
     device::Queue* queue_ = nullptr;
     std::optional<device::StreamOrder> order_;         // order of the ops on streams, where there is a queue
     std::vector<const program::Op*> ops_;              // ops by number in the order of OpWalk, where there is a queue

@@ -33,6 +33,7 @@ void check_options(const TrainOptions& o) {
     require(o.hang_timeout >= 0.0, "--hang-timeout", o.hang_timeout, "0 (never) or more");
     require(o.spike >= 0.0, "--spike-norm", o.spike, "0 (off) or more");
     require(o.clip >= 0.0, "--grad-clip", o.clip, "0 (off) or more");
+    check_range(o.qk_clip);
 }
 
 double learning_rate(const TrainOptions& options, std::int64_t step) {

@@ -37,6 +37,7 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
       mesh_(plan),
       backend_(options.table != nullptr ? options.table : &backends::backend_named(options.backend)) {
     check_options(options);
+    check_qk_clip(options.qk_clip, plan_, options.rules, *backend_);
     check_ramp(options.ramp, plan_);
     batch_ = plan_.gbs;
     if (!plan_.model->not_executable.empty())
@@ -175,6 +176,7 @@ std::vector<std::int32_t> Trainer::positions_of(int rank) const {
 void Trainer::start_rank(Rank& r) {
     r.executor = std::make_unique<run::Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
     if (!options_.rules.empty()) r.executor->set_parts(parts_of_buckets(r));
+    if (options_.qk_clip.on()) r.executor->watch_logits();
     r.executor->prepare();
     if (!reruns_.empty()) build_beside(r, reruns_[static_cast<std::size_t>(r.stage)], r.rerun);
     if (!forwards_.empty()) build_beside(r, forwards_[static_cast<std::size_t>(r.stage)], r.forward);
@@ -189,6 +191,7 @@ void Trainer::build_beside(Rank& r, const program::Program& second, Beside& besi
     beside.executor =
         std::make_unique<run::Executor>(second, *beside.arena, mesh_, r.rank, *backend_, *r.communicator, false);
     if (!options_.rules.empty()) beside.executor->set_parts(parts_of_buckets(r));
+    if (options_.qk_clip.on()) beside.executor->watch_logits();
     beside.executor->prepare();
     beside.recorder = std::make_unique<run::Recorder>(second, r.rank, 1);
 }
@@ -258,9 +261,10 @@ StepResult Trainer::step(const SampleSource& source) {
     const auto [loss, norm, mtp_loss] = step_sums();
     StepResult result{done_, loss, std::sqrt(norm), lr, seconds, batch_ * plan_.seq, 0.0, too_many, false, {}};
     result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);
+    if (options_.qk_clip.on()) result.logits = clip_heads(result.skipped, too_many > 0.0);
     if (options_.ema > 0.0 && !result.skipped)
         run_ranks([&](Rank& r, int) { r.average.follow(program_of(r), *r.arena, options_.ema); });
-    if (too_many > 0.0 || options_.ema > 0.0)
+    if (too_many > 0.0 || options_.ema > 0.0 || options_.qk_clip.on())
         result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers(too_many > 0.0);

@@ -9,6 +9,7 @@
 #include "engine/train/bad_steps.hpp"
 #include "engine/train/batch_ramp.hpp"
 #include "engine/train/checkpoint_writer.hpp"
+#include "engine/train/qk_clip.hpp"
 #include "engine/train/router_replay.hpp"
 #include "engine/train/weight_average.hpp"
 #include "engine/train/weight_rules.hpp"
@@ -51,6 +52,7 @@ struct TrainOptions {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double weight_decay = 0.1; // decoupled decay, of matrices only
     double clip = 1.0;         // largest norm of the global gradient, 0 = off
+    QkClip qk_clip;            // scales attention heads whose logits have grown too large
     WeightRules rules;         // frozen weights, and groups with a learning rate of their own
     // Bad steps leave weights, moments and selection biases as they are, to the bit: those whose norm is not finite,
     // and with `spike` above 0 those whose norm is above spike times the median of the last steps taken (BadSteps).
@@ -96,6 +98,12 @@ struct RouterStep {
     double load_entropy() const;
 };
 
+// What attention's logits were in a step, over the whole global batch and all heads, and what QK-clip did about it.
+struct LogitStep {
+    double largest = 0.0; // softmax' scale included
+    int clipped = 0;      // query heads whose weights were scaled
+};
+
 struct StepResult {
     std::int64_t step = 0;  // number of the step, from 1
     double loss = 0.0;      // mean cross-entropy over the global batch before the update, nats per token
@@ -111,6 +119,7 @@ struct StepResult {
     // Steps of the routers, by layer, at process 0. Programs of our stack count loads where they run; of others, loads
     // that no loss or bias needs are known on the CPU in one process alone.
     std::vector<RouterStep> routers;
+    std::optional<LogitStep> logits = {}; // with options.qk_clip
     double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
 };
 
@@ -305,6 +314,9 @@ private:
     std::vector<RouterStep> read_routers(bool again);
     std::vector<double> read_bias(int layer, std::size_t experts) const;
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
+    const run::Executor& executor_of_step(const Rank& rank, bool again) const;
+    std::vector<std::vector<float>> largest_logits(bool again) const;
+    LogitStep clip_heads(bool skipped, bool again);
     void set_hyper(double lr);
     std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers have empty vectors
     template <class Visit>

@@ -182,13 +182,16 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
     return sum;
 }
 
+// What ran the step just done.
+const run::Executor& Trainer::executor_of_step(const Rank& rank, bool again) const {
+    if (batch_ < plan_.gbs) return *rank.smaller.at(batch_).executor;
+    return again ? *rank.rerun.executor : *rank.executor;
+}
+
 std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const {
     std::vector<std::vector<std::int64_t>> sum;
     for (const Rank& rank : ranks_) {
-        const run::Executor& executor = batch_ < plan_.gbs ? *rank.smaller.at(batch_).executor
-                                        : again            ? *rank.rerun.executor
-                                                           : *rank.executor;
-        const auto& routed = executor.routed_tokens();
+        const auto& routed = executor_of_step(rank, again).routed_tokens();
         for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(sum, layer, routed[layer]);
     }
     return sum;

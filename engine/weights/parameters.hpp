@@ -15,7 +15,7 @@ namespace moe::weights {
 // The key of a weight's deviates (Kernels::draw_normal): they are the same under every plan.
 std::uint64_t random_stream(std::uint64_t seed, const std::string& name);
 
-// A run of elements of one global tensor that this rank's optimizer shard holds, within one row.
+// A run of elements of one global tensor that this rank's optimizer shard holds, within one row where columns are cut.
 struct Piece {
     std::int64_t shard = 0;  // first element of the piece in the bucket's shard [elements / group_size]
     std::int64_t global = 0; // first element of the piece in the global tensor [rows, cols]

@@ -95,13 +95,14 @@ Span visible(const Sizes& z, std::int64_t b, std::int64_t i, std::int64_t key, s
 }
 
 // One row's step of the running softmax: logits become probabilities relative to the new maximum; returns the factor
-// that brings what was summed before to that maximum.
-float soften(float* logits, std::int64_t keys, Span see, float& max, float& sum) {
+// that brings what was summed before to that maximum. The largest logit that was ever seen is kept in `largest`.
+float soften(float* logits, std::int64_t keys, Span see, float& max, float& sum, float& largest) {
     const std::int64_t n = see.to - see.from;
     float factor = 1.0f;
     if (n > 0) {
         Row row(logits + see.from, n);
-        const float best = std::max(max, row.maxCoeff());
+        const float most = row.maxCoeff(), best = std::max(max, most);
+        largest = std::max(largest, most);
         factor = max == minus_infinity ? 0.0f : std::exp(max - best);
         row = (row - best).exp();
         sum = sum * factor + row.sum();
@@ -117,11 +118,12 @@ struct Keys { // keys and values of one sequence and key head, contiguous in FP3
 };
 
 // The arguments o and lse hold the sums before: a softmax over the sink alone, or over the keys of an earlier call.
-void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t b, std::int64_t i, std::int64_t m,
-                  float* o, float* lse) {
+// Returns the largest logit.
+float attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t b, std::int64_t i, std::int64_t m,
+                   float* o, float* lse) {
     const AttentionShape& s = z.s;
     float* logits = scratch(Slot::d, block_q * block_k);
-    float max[block_q], sum[block_q];
+    float max[block_q], sum[block_q], largest = minus_infinity;
     std::copy_n(lse, m, max);
     for (std::int64_t r = 0; r < m; ++r) sum[r] = lse[r] == minus_infinity ? 0.0f : 1.0f;
     Out out(o, m, s.v_dim);
@@ -131,7 +133,7 @@ void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t b
         Out p(logits, m, n);
         p.noalias() = In(q, m, s.qk_dim) * In(kv.k + j * s.qk_dim, n, s.qk_dim).transpose();
         for (std::int64_t r = 0; r < m; ++r) {
-            const float factor = soften(logits + r * n, n, visible(z, b, i + r, j, n), max[r], sum[r]);
+            const float factor = soften(logits + r * n, n, visible(z, b, i + r, j, n), max[r], sum[r], largest);
             if (factor != 1.0f) out.row(r) *= factor;
         }
         out.noalias() += p * In(kv.v + j * s.v_dim, n, s.v_dim);
@@ -140,6 +142,7 @@ void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t b
         if (sum[r] > 0.0f) out.row(r) /= sum[r];
         lse[r] = sum[r] > 0.0f ? max[r] + std::log(sum[r]) : minus_infinity;
     }
+    return largest;
 }
 
 void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void*) {
@@ -167,7 +170,8 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
                     gather(o, z.o(b, h), i, m, out);
                     for (std::int64_t r = 0; r < m; ++r) block_lse[r] = lse[z.lse(b, h, i + r)];
                 }
-                attend_block(z, kv, queries, b, i, m, out, block_lse);
+                const float largest = attend_block(z, kv, queries, b, i, m, out, block_lse);
+                if (s.largest != nullptr) s.largest[h] = std::max(s.largest[h], largest);
                 scatter(o, z.o(b, h), i, m, out);
                 for (std::int64_t r = 0; r < m; ++r) lse[z.lse(b, h, i + r)] = block_lse[r];
             }

@@ -84,6 +84,15 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
     add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
+    CLI::Option* qk_clip = add(verb, "--qk-clip", o.qk_clip, "X",
+                               "QK-clip: behind a step, weights of queries and keys of attention heads whose largest "
+                               "logit was above X are "
+                               "scaled down to it (0: off); on the CPU alone")
+                               ->capture_default_str();
+    add(verb, "--qk-clip-alpha", o.qk_clip_alpha, "A",
+        "with --qk-clip: the share of the scale that queries take, keys take the rest")
+        ->capture_default_str()
+        ->needs(qk_clip);
     add(verb, "--rampup-batch-size", o.rampup_batch_size, "START,INCREMENT,SAMPLES",
         "samples of the first steps: from START up by INCREMENT to the plan's batch, which it has behind SAMPLES "
         "samples");

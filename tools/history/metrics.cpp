@@ -98,6 +98,10 @@ void Metrics::add(const StepRecord& step, const StepContext& context) {
                     {"memory/gib", context.memory_gib}};
     if (step.valid_loss) scalars.emplace_back("valid/loss", *step.valid_loss);
     if (step.mtp_loss != 0.0) scalars.emplace_back("train/mtp_loss", step.mtp_loss);
+    if (step.max_logit) {
+        scalars.emplace_back("attention/max_logit", *step.max_logit);
+        scalars.emplace_back("attention/clipped_heads", step.clipped_heads);
+    }
     if (step.overflow > 0.0) scalars.emplace_back("router/overflow", step.overflow);
     for (const RouterRecord& router : step.routers) {
         scalars.emplace_back(fmt::format("router/load_max_over_mean/layer_{}", router.layer),

@@ -53,6 +53,8 @@ struct StepRecord {
     std::vector<RouterRecord> routers; // by MoE layer
     std::optional<double> valid_loss = {}; // behind the step, where there was an evaluation
     bool skipped = false;                  // a bad step, which changed no weight
+    std::optional<double> max_logit = {};  // attention's largest over all heads, with --qk-clip
+    int clipped_heads = 0;                 // likewise, query heads whose weights were scaled
 };
 struct EvaluationRecord {
     std::int64_t step = 0; // behind which it was made

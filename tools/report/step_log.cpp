@@ -62,6 +62,10 @@ void StepLog::add(const train::StepResult& step) {
                           {},
                           {},
                           step.skipped});
+    if (step.logits) {
+        run_.steps.back().max_logit = step.logits->largest;
+        run_.steps.back().clipped_heads = step.logits->clipped;
+    }
     double worst = 1.0;
     for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
@@ -73,6 +77,9 @@ void StepLog::add(const train::StepResult& step) {
         if (console_.verbose()) routers = fmt::format(" | aux loss {:.3g}", step.aux_loss());
         routers += fmt::format(" | hottest {:.2f}x", worst);
     }
+    std::string logits;
+    if (step.logits) logits = fmt::format(" | max logit {:.1f}", step.logits->largest);
+    if (step.logits && step.logits->clipped > 0) logits += fmt::format(", clipped heads {}", step.logits->clipped);
     if (step.overflow > 0.0)
         console_.note("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
                       step.step, steps_.steps, step.overflow);
@@ -83,8 +90,8 @@ void StepLog::add(const train::StepResult& step) {
     if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
     run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
     const bool shown = run_.steps.size() == 1 || step.step == steps_.steps || step.step % steps_.interval == 0;
-    const std::string head = fmt::format("step {}/{} | loss {:.4f} | norm {:.3f} | lr {:.1e}{}", step.step,
-                                         steps_.steps, step.loss, step.grad_norm, step.lr, routers);
+    const std::string head = fmt::format("step {}/{} | loss {:.4f} | norm {:.3f} | lr {:.1e}{}{}", step.step,
+                                         steps_.steps, step.loss, step.grad_norm, step.lr, logits, routers);
     if (shown && !console_.verbose()) console_.note("{} | {}", head, seconds_text(step.seconds));
     if (shown && console_.verbose())
         console_.note("{} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} (predicted/measured {:.2f})", head,

@@ -113,9 +113,10 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     const std::string said =
         words(fmt::join(o.data, " "), o.steps, o.init_from, o.from_torch_dist, o.upcycle, o.checkpoint, o.save_interval,
               o.resume, o.shuffle, o.lr, o.lr_schedule, o.min_lr, o.lr_decay_steps, o.warmup, o.betas, o.eps,
-              o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty(), fmt::join(o.allow_change, " "), o.valid_data,
-              o.eval_interval, o.eval_batches, o.skip_bad_steps, o.spike_norm, o.back_after, fmt::join(o.freeze, " "),
-              fmt::join(o.lr_groups, " "), o.ema, o.rampup_batch_size, o.record_routing, o.replay_routing);
+              o.weight_decay, o.grad_clip, o.qk_clip, o.qk_clip_alpha, o.seed, o.run_dir.empty(),
+              fmt::join(o.allow_change, " "), o.valid_data, o.eval_interval, o.eval_batches, o.skip_bad_steps,
+              o.spike_norm, o.back_after, fmt::join(o.freeze, " "), fmt::join(o.lr_groups, " "), o.ema,
+              o.rampup_batch_size, o.record_routing, o.replay_routing);
     return std::uint64_t{engine::crc32c(plan::plan_to_json(plan))} << 32 | engine::crc32c(said);
 }
 

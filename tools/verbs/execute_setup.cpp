@@ -89,6 +89,7 @@ train::TrainOptions train_options(const ExecuteOptions& options) {
     result.eps = options.eps;
     result.weight_decay = options.weight_decay;
     result.clip = options.grad_clip;
+    result.qk_clip = {options.qk_clip, options.qk_clip_alpha};
     result.ema = options.ema;
     result.record_routing = options.record_routing;
     result.replay_routing = options.replay_routing;

@@ -89,6 +89,7 @@ struct ExecuteOptions : OutputOptions {
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
     std::string rampup_batch_size;              // as train::BatchRamp is written, empty = none
     double ema = 0.0;                           // decay of the average of the weights, 0 = none
+    double qk_clip = 0.0, qk_clip_alpha = 0.5;  // of train::QkClip
     std::vector<std::string> freeze, lr_groups; // patterns; PATTERN=FACTOR[,decay=W]
     bool skip_bad_steps = false;                // those whose norm is not finite
     double spike_norm = 0.0;     // and those with so many times the median of the norms before, 0 = none of them

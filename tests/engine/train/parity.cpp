@@ -67,6 +67,7 @@ Trained train_three(const plan::Plan& plan, const train::TrainOptions& options,
         result.losses.push_back(r.loss);
         result.overflow.push_back(r.overflow);
         result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);
+        if (r.logits) result.logits.push_back(*r.logits);
         if (step > 0) continue;
         result.grad_norm = r.grad_norm;
         for (const auto& [name, shape] : trainer.parameters())

@@ -18,6 +18,7 @@ struct Trained {
     std::map<std::string, std::vector<float>> gradients, weights; // of the first step, after the last
     std::vector<std::vector<std::int64_t>> routed;                // tokens by MoE layer and expert, all steps
     std::vector<double> overflow;                                 // rows without a place, by step
+    std::vector<moe::train::LogitStep> logits;                    // by step, with QK-clip
 };
 
 // seed: of the initial weights; table: a back end other than the CPU's; rules: frozen weights and groups of rates.

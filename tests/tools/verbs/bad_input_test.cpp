@@ -261,6 +261,10 @@ TEST_CASE("execute: data and options") {
                "lora target 'mlp' is unknown");
     check_line(folder.run(execute + "--data text --rampup-batch-size 8"), 2,
                "--rampup-batch-size 8: must be START,INCREMENT,SAMPLES");
+    check_line(folder.run(execute + "--data text --qk-clip -1"), 2, "--qk-clip -1: must be above 0");
+    check_line(folder.run(execute + "--data text --qk-clip 100 --qk-clip-alpha 2"), 2, "--qk-clip-alpha 2: must be");
+    check_line(folder.run(execute + "--data text --qk-clip-alpha 0.4"), 2, "--qk-clip");
+    check_line(folder.run(execute + "--data text --qk-clip 100"), 2, "normalizes its queries and keys");
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
     check_line(folder.run(execute + "--data text --log-interval 0"), 2, "--log-interval 0");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");

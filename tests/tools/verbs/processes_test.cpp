@@ -85,6 +85,45 @@ TEST_CASE("processes take the steps that threads take, under the variables of ev
     CHECK(!folder.read("run/routing.csv").empty());
 }
 
+TEST_CASE("processes clip the attention heads that threads clip, and the history tells how many") {
+    const Folder folder;
+    moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
+    folder.write(
+        "config.json",
+        R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 256, "hidden_size": 64,
+                     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 64,
+                     "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+                     "hidden_act": "silu", "tie_word_embeddings": false, "max_position_embeddings": 4096})");
+    REQUIRE(
+        folder
+            .run("moe-plan search --model config.json --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32 "
+                 "--fix tp=2 --fix cp=2 --fix ep=2 --fix pp=2 --out plan.json")
+            .status == 0);
+    const std::string how = "--steps 3 --qk-clip 0.05 --qk-clip-alpha 0.6 --json ";
+    const Json threads =
+        document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --metrics history " + how));
+    folder.run(start("RANK", "WORLD_SIZE", how));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json processes = Json::parse(folder.read("out.0"));
+    std::istringstream history(folder.read("history/metrics.jsonl"));
+    int clipped = 0;
+    for (int i = 0; i < 3; ++i) {
+        const Json& step = threads["steps"][i];
+        CHECK(step["max_logit"].get<double>() > 0.0);
+        clipped += step["clipped_heads"].get<int>();
+        std::string line;
+        std::getline(history, line);
+        for (const char* name : {"loss", "max_logit", "clipped_heads"}) {
+            CHECK(processes["steps"][i][name] == step[name]);
+            CHECK(Json::parse(line)[name] == step[name]);
+        }
+    }
+    CHECK(clipped > 0);
+    CHECK(
+        threads["steps"][1]["loss"] !=
+        document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"))["steps"][1]["loss"]);
+}
+
 TEST_CASE("mpirun starts a process per rank, with the losses of threads") {
     const Folder folder;
     const std::string mpirun =
