@@ -120,7 +120,7 @@ struct StepResult {
     // that no loss or bias needs are known on the CPU in one process alone.
     std::vector<RouterStep> routers;
     std::optional<LogitStep> logits = {}; // with options.qk_clip
-    double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
+    double aux_loss() const;              // sum over layers of the routers' losses, auxiliary and z
 };
 
 // The loss of weights as they are over samples that they are not trained on.

@@ -78,14 +78,10 @@ private:
         float* const db = pool_.floats(7168);
         time("bias_grad " + name, of(type, each), [=, this](void* s) { k_.bias_grad(a, db, tokens, 7168, s); });
         a = pool_.take(type, n), y = pool_.take(type, n);
-        std::vector<std::int32_t> order(tokens);
-        std::iota(order.begin(), order.end(), 0);
-        const std::int32_t *const positions = pool_.ints(order), *const noise = pool_.ints({1, 2, 3});
-        time("jitter " + name, of(type, 2 * each), [=, this](void* s) {
-            JitterShape shape;
-            shape.tokens = tokens, shape.cols = 7168, shape.eps = 0.01;
-            k_.jitter(shape, a, positions, noise, y, s);
-        });
+        const std::int32_t *const positions = pool_.ints(std::vector<std::int32_t>(tokens)), *const noise =
+                                                                                                 pool_.ints({1, 2, 3});
+        const JitterShape noisy{tokens, 7168, 0, 1, 0, 0.01};
+        time("jitter " + name, of(type, 2 * each), [=, this](void* s) { k_.jitter(noisy, a, positions, noise, y, s); });
         a = pool_.take(type, n), y = pool_.take(type, n);
         time("copy_columns 576 of 7168 " + name, of(type, 2.0 * tokens * 4 * 576), [=, this](void* s) {
             k_.copy_columns({tokens * 4, 576, 1792, 512, 576, 0, false}, a, y, s);

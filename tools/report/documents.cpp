@@ -228,10 +228,7 @@ Json step_json(const StepRecord& step) {
     if (step.mtp_loss != 0.0) json["mtp_loss"] = step.mtp_loss;
     if (step.overflow > 0.0) json["overflow"] = step.overflow;
     if (step.skipped) json["skipped"] = true;
-    if (step.max_logit) {
-        json["max_logit"] = *step.max_logit;
-        json["clipped_heads"] = step.clipped_heads;
-    }
+    if (step.max_logit) json.update({{"max_logit", *step.max_logit}, {"clipped_heads", step.clipped_heads}});
     for (const RouterRecord& router : step.routers) {
         Json of_layer{{"layer", router.layer},
                       {"aux_loss", router.aux_loss},

@@ -76,6 +76,16 @@ program::TensorId MoeLayer::balance_backward(emit::Builder& b, program::TensorId
     return sum;
 }
 
+program::TensorId MoeLayer::jittered(emit::Builder& b, program::TensorId x, const std::string& name) const {
+    const double eps = b.plan().router.input_jitter;
+    if (eps == 0.0 || !b.with_backward) return x;
+    const program::TensorId y = b.activation(name, b.local_tokens(), model_.hidden);
+    b.emit(program::OpKind::jitter, {x, b.program().io.positions, b.program().io.noise}, {y},
+           program::JitterAttr{b.local_tokens(), model_.hidden, b.plan().mbs, layer_, eps})
+        .bytes = b.at(x).expected_bytes() + b.at(y).expected_bytes();
+    return y;
+}
+
 // Drops what exceeds the capacity of an expert on this rank alone: no other rank's tokens are asked for.
 void MoeLayer::drop(emit::Builder& b) {
     kept_ = index_;

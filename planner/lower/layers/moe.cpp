@@ -199,16 +199,6 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
     b.emit(program::OpKind::expert_scale, {unscaled_, kept_, scale_.value}, {weight_});
 }
 
-program::TensorId MoeLayer::jittered(emit::Builder& b, program::TensorId x, const std::string& name) const {
-    const double eps = b.plan().router.input_jitter;
-    if (eps == 0.0 || !b.with_backward) return x;
-    const program::TensorId y = b.activation(name, b.local_tokens(), model_.hidden);
-    b.emit(program::OpKind::jitter, {x, b.program().io.positions, b.program().io.noise}, {y},
-           program::JitterAttr{b.local_tokens(), model_.hidden, b.plan().mbs, layer_, eps})
-        .bytes = b.at(x).expected_bytes() + b.at(y).expected_bytes();
-    return y;
-}
-
 // Gemma 4's router takes its input, normed, over the root of the hidden width.
 double MoeLayer::logit_factor() const { return 1.0 / std::sqrt(static_cast<double>(model_.hidden)); }
 

@@ -3,15 +3,21 @@
 
 #include "engine/train/merge_adapters.hpp"
 #include "planner/model/model.hpp"
+#include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 using namespace moe;
 
 namespace {
+
+bool moved(const std::vector<float>& gradient) {
+    return std::any_of(gradient.begin(), gradient.end(), [](float g) { return g != 0.0f; });
+}
 
 double norm(const std::vector<float>& x) {
     double sum = 0.0;
@@ -101,4 +107,29 @@ void check_bits(const Trained& got, const Trained& want) {
     CHECK(got.grad_norm == want.grad_norm);
     CHECK(got.gradients == want.gradients);
     CHECK(got.weights == want.weights);
+}
+
+std::string words_of(const Fields& fields) {
+    std::string out;
+    for (const auto& [field, value] : fields) out.append(field).append("=").append(value).append(" ");
+    return out;
+}
+
+void check_plans(const std::string& model, const std::vector<Fields>& plans, const Fields& common) {
+    const Trained expected = train_three(small_plan(model, 1, common));
+    CHECK(expected.losses[0] == nearly(std::log(61.0)).epsilon(0.05));
+    CHECK(expected.losses[2] < expected.losses[0]);
+    // The selection bias has no gradient: it moves to balance the load, not to lower the loss. Nor have factors of
+    // layers.
+    for (const auto& [name, gradient] : expected.gradients) {
+        const bool stays = name.find("e_score_correction_bias") != std::string::npos || name.ends_with("layer_scalar");
+        CHECK(moved(gradient) == !stays);
+    }
+    for (Fields fields : plans) {
+        fields.insert(fields.begin(), common.begin(), common.end());
+        INFO(model, " ", words_of(fields));
+        const Trained got = train_three(small_plan(model, 8, fields));
+        CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
+        CHECK(got.routed == expected.routed);
+    }
 }

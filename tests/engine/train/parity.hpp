@@ -37,3 +37,9 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
 
 // Checks that both have the same bits: losses, auxiliary losses, gradient norm, gradients and weights.
 void check_bits(const Trained& got, const Trained& want);
+
+// "field=value ..." for messages.
+std::string words_of(const Fields& fields);
+
+// Checks that plans over 8 ranks train what one rank trains, whose plan has the fields `common` as well.
+void check_plans(const std::string& model, const std::vector<Fields>& plans, const Fields& common = {});
