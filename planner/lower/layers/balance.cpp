@@ -38,7 +38,8 @@ program::BalanceAttr MoeLayer::balance_attr(const emit::Builder& b) const {
         attr.sequences = plan.mbs;
         parts = static_cast<double>(plan.gbs);
     } else if (r.load_balancing == plan::LoadBalancing::micro_batch) {
-        parts = static_cast<double>(plan.gbs / plan.mbs);
+        const std::int64_t micro_batches = plan.gbs / plan.mbs;
+        parts = static_cast<double>(micro_batches);
     }
     const double tokens = all / parts;
     attr.aux = r.aux_loss * moe_.experts / (moe_.top_k * tokens * tokens) / parts;
