@@ -24,7 +24,7 @@ Function found(void* module, const char* name, const std::string& path) {
     return reinterpret_cast<Function>(symbol);
 }
 
-ops::Backend make() {
+ops::Backend make_of_module() {
     ops::Backend backend;
     open_cuda_module(cuda_module_places())(cuda_host(), backend);
     const auto own = backend.table;
@@ -71,7 +71,7 @@ CudaEngine open_cuda_module(const std::vector<std::string>& places) {
 }
 
 const ops::Backend& cuda_backend() {
-    static const ops::Backend backend = make();
+    static const ops::Backend backend = make_of_module();
     return backend;
 }
 

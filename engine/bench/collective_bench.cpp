@@ -112,11 +112,11 @@ program::Program program_of(const World& world, std::int64_t most_rows) {
 
 // Operands of an end: both sides at their largest, and rows for each expert of every source. Smaller calls have their
 // sides at several places.
-struct Room {
+struct CollectiveRoom {
     char *x, *y;
     std::int32_t* counts;
     static std::int64_t bytes(std::int64_t most_rows, int n) { return 2 * most_rows * row_bytes + 4 * n * n; }
-    Room(const BenchEnd& end, std::int64_t most_rows, std::int64_t rows, std::size_t call)
+    CollectiveRoom(const BenchEnd& end, std::int64_t most_rows, std::int64_t rows, std::size_t call)
         : x(end.memory),
           y(x + most_rows * row_bytes),
           counts(reinterpret_cast<std::int32_t*>(y + most_rows * row_bytes)) {
@@ -127,7 +127,7 @@ struct Room {
 };
 
 // A call that moves `rows` rows on its larger side.
-void call(comm::Communicator& c, const Room& room, const Kind& k, std::int64_t rows, int n, int rank) {
+void call(comm::Communicator& c, const CollectiveRoom& room, const Kind& k, std::int64_t rows, int n, int rank) {
     const std::int64_t bytes = rows * row_bytes;
     switch (k.kind) {
     case program::OpKind::ring_exchange:
@@ -176,10 +176,10 @@ void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t mos
     for (std::int64_t rows = n; rows <= most_rows; rows *= 4) {
         std::vector<double> seconds(ends.size());
         at_every(ends, [&](BenchEnd& end, int rank) {
-            write_counts(end, Room(end, most_rows, rows, 0).counts, k, rows, n);
+            write_counts(end, CollectiveRoom(end, most_rows, rows, 0).counts, k, rows, n);
             seconds[static_cast<std::size_t>(rank)] =
                 seconds_of_call(end, k.stream, rows * row_bytes > (16 << 20) ? 6 : 20, [&](std::size_t number) {
-                    call(*end.communicator, Room(end, most_rows, rows, number), k, rows, n, rank);
+                    call(*end.communicator, CollectiveRoom(end, most_rows, rows, number), k, rows, n, rank);
                 });
         });
         const double bytes = static_cast<double>(rows * row_bytes);
@@ -229,7 +229,7 @@ CollectiveBench run_collective_bench(const ops::Backend& backend, int ranks, std
         refuse("communication between {} ranks of the {} back end cannot be measured", ranks, backend.name);
     CollectiveBench result;
     const std::int64_t most_rows = most_bytes / row_bytes;
-    std::vector<BenchEnd> ends = open_ends(backend, ranks, Room::bytes(most_rows, ranks));
+    std::vector<BenchEnd> ends = open_ends(backend, ranks, CollectiveRoom::bytes(most_rows, ranks));
     result.device = fmt::format("{} x {}", ranks, ends.front().device->name());
     Taken taken;
     for (const World& world : worlds(ranks)) run_world(backend, world, ends, most_rows, result, taken);

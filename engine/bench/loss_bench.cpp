@@ -22,13 +22,13 @@ constexpr Size sizes[] = {{1024, 8192},   {4096, 8192},   {2048, 32768}, {8192, 
                           {2048, 131072}, {6144, 131072}, {12288, 65536}};
 
 // The operands of one rank, zeros: logits, their gradient, and what there is of every row.
-struct Room {
+struct LossRoom {
     char *logits, *gradient;
     float *max, *stat, *loss;
     std::int32_t* labels;
     std::int64_t bytes;
 
-    Room(char* memory, std::int64_t rows, std::int64_t columns)
+    LossRoom(char* memory, std::int64_t rows, std::int64_t columns)
         : logits(memory),
           gradient(logits + 2 * rows * columns),
           max(reinterpret_cast<float*>(gradient + 2 * rows * columns)),
@@ -38,7 +38,7 @@ struct Room {
           bytes(reinterpret_cast<char*>(labels + rows) - memory) {}
 };
 
-void call(const Kernels& kernels, program::OpKind kind, const LossShape& shape, const Room& room, void* stream) {
+void call(const Kernels& kernels, program::OpKind kind, const LossShape& shape, const LossRoom& room, void* stream) {
     const Src logits{room.logits, Type::bf16};
     switch (kind) {
     case program::OpKind::ce_max:
@@ -92,11 +92,11 @@ void measure_split_loss(const ops::Backend& backend, std::int64_t most_bytes,
             for (const program::Op& op : ops.ops) {
                 if (!of_the_loss(op.kind)) continue;
                 const program::LossAttr& attr = std::get<program::LossAttr>(op.attr);
-                const std::int64_t bytes = Room(nullptr, attr.rows, attr.vocab_local).bytes;
+                const std::int64_t bytes = LossRoom(nullptr, attr.rows, attr.vocab_local).bytes;
                 char* memory = device->allocate(static_cast<std::size_t>(bytes));
                 if (memory == nullptr) fail("{} MiB are not free, to measure the loss", bytes >> 20);
                 device->fill(memory, 0, static_cast<std::size_t>(bytes));
-                const Room room(memory, attr.rows, attr.vocab_local);
+                const LossRoom room(memory, attr.rows, attr.vocab_local);
                 const LossShape shape{attr.rows, attr.vocab_local, attr.vocab, 0, attr.scale};
                 const double seconds = timed(
                     *device->queue(), [&] { call(*backend.kernels, op.kind, shape, room, device->queue()->stream()); });

@@ -45,13 +45,13 @@ std::vector<Case> cases(std::int64_t most_bytes) {
 
 // Operands in the memory of an end, at the same place for every end. Calls have their rows at several places, and all
 // the rest once.
-struct Room {
+struct TokenRoom {
     std::int32_t *all_counts, *row_of, *places;
     float *weight, *probs, *by_copy;
     char *x, *rows, *y, *parts;
     std::int64_t bytes = 0; // bytes of all operands, with rows at one place
 
-    Room(char* memory, std::int64_t size, const Case& c, int n, std::size_t call = 0) {
+    TokenRoom(char* memory, std::int64_t size, const Case& c, int n, std::size_t call = 0) {
         const auto take = [&](std::int64_t count) {
             char* const at = memory + bytes;
             bytes += (count + 255) / 256 * 256;
@@ -78,12 +78,12 @@ struct Room {
 
 std::int64_t room_bytes(const std::vector<Case>& cases, int n) {
     std::int64_t most = 0;
-    for (const Case& c : cases) most = std::max(most, Room(nullptr, 0, c, n).bytes);
+    for (const Case& c : cases) most = std::max(most, TokenRoom(nullptr, 0, c, n).bytes);
     return most;
 }
 
 // A token's choices are spread over all experts, and tokens take turns: as a forced router chooses.
-void write_choices(const BenchEnd& end, const Room& room, const Case& c, int n) {
+void write_choices(const BenchEnd& end, const TokenRoom& room, const Case& c, int n) {
     const int k = c.size.top_k, experts = c.size.experts;
     std::vector<std::int32_t> counts(static_cast<std::size_t>(experts)), row_of;
     const auto expert = [&](std::int64_t copy) {
@@ -139,7 +139,7 @@ program::Op op_of(const Kind& k, const Case& c, int n, program::Program& program
     return op;
 }
 
-comm::TokenOperands operands(const Kind& k, const Case& c, const Room& room, bool beside) {
+comm::TokenOperands operands(const Kind& k, const Case& c, const TokenRoom& room, bool beside) {
     comm::TokenOperands t;
     t.beside = beside;
     t.tokens = c.tokens;
@@ -175,10 +175,10 @@ void measure(std::vector<BenchEnd>& ends, std::int64_t size, const Case& c, bool
         const auto& attr = std::get<program::RowsAttr>(op.attr);
         std::vector<double> seconds(ends.size());
         at_every(ends, [&](BenchEnd& end, int rank) {
-            if (!k.combine && k.values) write_choices(end, Room(end.memory, size, c, n), c, n);
+            if (!k.combine && k.values) write_choices(end, TokenRoom(end.memory, size, c, n), c, n);
             seconds[static_cast<std::size_t>(rank)] = seconds_of_call(
                 end, program::Stream::expert, c.rows_bytes() > (64 << 20) ? 6 : 16, [&](std::size_t call) {
-                    const Room room(end.memory, size, c, n, call);
+                    const TokenRoom room(end.memory, size, c, n, call);
                     end.communicator->exchange_tokens(experts_group, attr, operands(k, c, room, beside));
                 });
         });

@@ -1,6 +1,7 @@
 // Collectives by direct messages: everything is sent before anything is awaited.
 #include "engine/comm/processes.hpp"
 
+#include "engine/comm/offset.hpp"
 #include "engine/comm/rows.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/base/error.hpp"
@@ -11,9 +12,6 @@
 namespace moe::comm {
 
 namespace {
-
-char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
-const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 
 // Nothing may lie nowhere.
 void copy(void* to, const void* from, std::int64_t bytes) {

@@ -2,6 +2,7 @@
 #include "engine/comm/queued.hpp"
 
 #include "engine/base/cores.hpp"
+#include "engine/comm/offset.hpp"
 #include "planner/base/error.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
@@ -23,9 +24,6 @@ static_assert(program::peer_blocks_beside <= program::peer_blocks_in_pipeline &&
 static_assert(program::peer_blocks_alone + 2 * program::most_collective_blocks <= multiprocessors);
 static_assert(program::peer_blocks_in_pipeline + 2 * program::most_collective_blocks + 4 * program::message_channels <=
               multiprocessors);
-
-char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
-const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 
 std::vector<int> peers(const plan::Mesh& mesh, int rank) {
     return mesh.members({plan::Domain::dense, plan::axis::pipeline}, rank);

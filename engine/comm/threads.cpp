@@ -1,6 +1,7 @@
 // Collectives between threads: publish the operands, meet, copy or add up what is mine, meet again.
 #include "engine/comm/threads.hpp"
 
+#include "engine/comm/offset.hpp"
 #include "engine/comm/rows.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/plan/mesh.hpp"
@@ -16,9 +17,6 @@ void copy(void* to, const void* from, std::int64_t bytes) {
     // A member's own part is often where it belongs already; memcpy of an object onto itself is undefined.
     if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
-
-char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
-const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 
 } // namespace
 

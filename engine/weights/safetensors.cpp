@@ -20,7 +20,7 @@ namespace moe::weights {
 
 namespace {
 
-using Json = nlohmann::json; // A sorted map keeps look-ups among tens of thousands of tensors cheap.
+using SortedJson = nlohmann::json; // A sorted map keeps look-ups among tens of thousands of tensors cheap.
 
 // Bits of one element; 0 for a type that the format does not know.
 std::int64_t bits_of(const std::string& dtype) {
@@ -41,13 +41,13 @@ float float_of_half(std::uint16_t half) {
     return sign != 0 ? -tiny : tiny;
 }
 
-Json parse(const char* text, std::size_t length, const std::string& place) {
-    Json json = parse_json<Json>({text, length}, place, long_json);
+SortedJson parse(const char* text, std::size_t length, const std::string& place) {
+    SortedJson json = parse_json<SortedJson>({text, length}, place, long_json);
     if (!json.is_object()) refuse("{}: the JSON is not an object of tensors", place);
     return json;
 }
 
-std::int64_t whole_number(const Json& value, const std::string& place) {
+std::int64_t whole_number(const SortedJson& value, const std::string& place) {
     if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > (1ull << 62)) ||
         value.get<std::int64_t>() < 0)
         refuse("{}: shape and data_offsets must be whole numbers that are not negative", place);
@@ -72,7 +72,7 @@ struct Extent {
 };
 
 // One entry of the header; `data` is where the data area starts and `room` its length in bytes.
-StoredTensor read_entry(const Json& entry, const std::string& place, std::size_t data, std::int64_t room,
+StoredTensor read_entry(const SortedJson& entry, const std::string& place, std::size_t data, std::int64_t room,
                         Extent& extent) {
     if (!entry.is_object()) refuse("{}: must be an object with dtype, shape and data_offsets", place);
     StoredTensor tensor;
@@ -84,7 +84,7 @@ StoredTensor read_entry(const Json& entry, const std::string& place, std::size_t
     tensor.dtype = dtype->get<std::string>();
     const std::int64_t bits = bits_of(tensor.dtype);
     if (bits == 0) refuse("{}: dtype {} is not known", place, shown(tensor.dtype));
-    for (const Json& n : *shape) tensor.shape.push_back(whole_number(n, place));
+    for (const SortedJson& n : *shape) tensor.shape.push_back(whole_number(n, place));
     tensor.elements = product(tensor.shape);
     extent.begin = whole_number((*offsets)[0], place);
     extent.end = whole_number((*offsets)[1], place);
@@ -134,7 +134,7 @@ public:
     }
 
 private:
-    Json json_;
+    SortedJson json_;
     std::int64_t at_ = 0;
 };
 
@@ -224,7 +224,7 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
         refuse("{}: a header of {} bytes in a file of {}; it is cut off", path, length, file_.size());
     std::string text(static_cast<std::size_t>(length), '\0');
     file_.read(8, text);
-    const Json header = parse(text.data(), text.size(), path + ": header");
+    const SortedJson header = parse(text.data(), text.size(), path + ": header");
     const std::size_t data = 8 + static_cast<std::size_t>(length);
     const auto room = static_cast<std::int64_t>(file_.size() - data);
     std::vector<Extent> extents;
@@ -259,7 +259,7 @@ StoredWeights::StoredWeights(const std::string& folder) : folder_(folder) {
 
 void StoredWeights::open_shards(const std::string& index_path) {
     const std::string text = read_file(index_path);
-    const Json index = parse(text.data(), text.size(), index_path);
+    const SortedJson index = parse(text.data(), text.size(), index_path);
     const auto map = index.find("weight_map");
     if (map == index.end() || !map->is_object()) refuse("{}: weight_map is missing", index_path);
     std::map<std::string, const Safetensors*> shards;
@@ -344,13 +344,13 @@ void write_weights(const std::string& folder, const std::vector<TensorToWrite>& 
         write_safetensors(in_folder(folder, "model.safetensors"), tensors, dtype, values);
         return;
     }
-    Json map = Json::object();
+    SortedJson map = SortedJson::object();
     for (std::size_t i = 0; i < shards.size(); ++i) {
         const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
         write_safetensors(in_folder(folder, name), shards[i], dtype, values);
         for (const TensorToWrite& tensor : shards[i]) map[tensor.name] = name;
     }
-    const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+    const SortedJson index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
     write_file(in_folder(folder, "model.safetensors.index.json"), index.dump(2) + "\n");
 }
 

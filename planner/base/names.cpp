@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <numeric>
 
 namespace moe {
@@ -48,6 +49,13 @@ std::string shown(std::string_view text) {
     std::size_t end = longest; // not within a character
     while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U && longest - end < 4) --end;
     return printable(text.substr(0, end)) + "...";
+}
+
+std::optional<double> number_of(std::string_view text) {
+    double number = 0.0;
+    const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (text.empty() || error != std::errc{} || last != text.data() + text.size()) return std::nullopt;
+    return number;
 }
 
 int edit_distance(std::string_view a, std::string_view b) {

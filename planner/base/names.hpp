@@ -1,6 +1,7 @@
 // Names that users write: how messages show them, and the known name that was probably meant.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,9 @@ std::size_t utf8_length(std::string_view text);
 std::string printable(std::string_view text);
 // Text of a file or command line as one line of a message: printable, cut after 80 bytes.
 std::string shown(std::string_view text);
+
+// The number that the whole text is, as std::from_chars reads it.
+std::optional<double> number_of(std::string_view text);
 
 // Number of single-character insertions, deletions and replacements that turn `a` into `b`, letter case ignored.
 int edit_distance(std::string_view a, std::string_view b);

@@ -93,7 +93,7 @@ PlanFault check_precision(const Plan& plan) {
 }
 
 // Schedules that split backwards: weight gradients are slots already, and they are what fills the pipeline.
-PlanFault check_split(const Plan& plan) {
+PlanFault check_split_backward(const Plan& plan) {
     if (!splits_backward(plan.schedule)) return {};
     const char* name = to_string(plan.schedule);
     if ((plan.offload & ~offload::optimizer) != 0)
@@ -321,8 +321,9 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_split, check_precision,   check_recompute, check_offload, check_communication,
-                               check_lora,  check_routed_rows, check_routing,   check_router};
+    constexpr std::array rules{check_split_backward, check_precision,     check_recompute,
+                               check_offload,        check_communication, check_lora,
+                               check_routed_rows,    check_routing,       check_router};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }

@@ -13,8 +13,8 @@
 namespace moe::search {
 namespace {
 
-constexpr std::size_t most_looked_at = 200; // most mappings
-constexpr std::int64_t most_steps = 64;     // steps of whole nodes, from one power of two to the next
+constexpr std::size_t most_looked_at = 200;  // most mappings
+constexpr std::int64_t most_node_steps = 64; // steps of whole nodes, from one power of two to the next
 
 // Bytes of a sound plan; infinite for what has no price.
 double bytes_of_plan(const plan::Plan& plan, Estimator& estimator) {
@@ -190,7 +190,7 @@ std::optional<std::pair<int, plan::Plan>> fewest_gpus(const SearchRequest& reque
         if (gpus >= from)
             if (std::optional<plan::Plan> plan = fitting_plan(with_gpus(request, gpus), stack, estimator))
                 return std::pair(static_cast<int>(gpus), std::move(*plan));
-        std::int64_t next = gpus + node * std::max<std::int64_t>(1, gpus / (node * most_steps));
+        std::int64_t next = gpus + node * std::max<std::int64_t>(1, gpus / (node * most_node_steps));
         if (gpus < node)
             for (next = gpus + 1; node % next != 0;) ++next;
         gpus = next;

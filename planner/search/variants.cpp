@@ -16,7 +16,7 @@
 namespace moe::search {
 namespace {
 
-constexpr int most_steps = 8; // of best_variant(): more than there are choices that add up
+constexpr int most_variant_steps = 8; // of best_variant(): more than there are choices that add up
 
 // Step seconds; infinite where the plan has no price.
 double bound_of(const plan::Plan& plan, BoundModel& bounds) {
@@ -125,7 +125,7 @@ std::optional<plan::Plan> best_variant(const plan::Plan& plan, const stack::Stac
                                        double gain) {
     double seconds = bound_of(plan, bounds);
     std::optional<plan::Plan> best;
-    for (int step = 0; step < most_steps; ++step) {
+    for (int step = 0; step < most_variant_steps; ++step) {
         std::vector<std::pair<double, plan::Plan>> found;
         for (plan::Plan& other : variants(best ? *best : plan, stack, pinned))
             if (const double bound = bound_of(other, bounds); bound < (1.0 - gain) * seconds)

@@ -6,7 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <charconv>
 #include <optional>
 #include <string_view>
 
@@ -21,13 +20,6 @@ struct Compare {
 };
 constexpr Compare comparisons[] = {
     {"!=", Op::differs}, {">=", Op::at_least}, {"<=", Op::at_most}, {">", Op::above}, {"<", Op::below}};
-
-std::optional<double> number_of(std::string_view text) {
-    double number = 0.0;
-    const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (text.empty() || error != std::errc{} || last != text.data() + text.size()) return std::nullopt;
-    return number;
-}
 
 } // namespace
 

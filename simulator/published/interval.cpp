@@ -59,12 +59,12 @@ bool among(const std::vector<const Residual*>& rows, const std::string Residual:
     return std::any_of(rows.begin(), rows.end(), [&](const Residual* r) { return r->*field == value; });
 }
 
-constexpr double largest_log = 20.0; // of a residual, which is a logarithm
+constexpr double largest_residual = 20.0; // of a residual, which is a logarithm
 
 void read_workload(const JsonObject& row, Residual& r) {
     const auto text = [&row](const char* key) { return row.string(key); };
-    r.fitted = row.number("fitted", -largest_log, largest_log);
-    r.release_left_out = row.number("release_left_out", -largest_log, largest_log);
+    r.fitted = row.number("fitted", -largest_residual, largest_residual);
+    r.release_left_out = row.number("release_left_out", -largest_residual, largest_residual);
     r.workload = {text("model"),
                   r.family,
                   text("hardware"),
@@ -102,8 +102,8 @@ std::vector<Residual> residuals_from_json(const std::string& text, const std::st
         r.system = row.string("system");
         r.kind = row.string("kind");
         r.tier = row.string("tier");
-        r.family_left_out = row.number("log_residual", -largest_log, largest_log);
-        r.system_left_out = row.number("system_left_out", -largest_log, largest_log);
+        r.family_left_out = row.number("log_residual", -largest_residual, largest_residual);
+        r.system_left_out = row.number("system_left_out", -largest_residual, largest_residual);
         if (row.has("stack")) read_workload(row, r);
         residuals.push_back(std::move(r));
     }

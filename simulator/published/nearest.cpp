@@ -8,6 +8,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "planner/stack/plan_words.hpp"
+#include "simulator/published/neighbours.hpp"
 #include "simulator/published/ratios.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "simulator/published/run_recipe.hpp"
@@ -23,8 +24,6 @@ namespace {
 // Weights of what differs, in doublings of the GPUs: another model changes more than any number of them.
 constexpr double other_model = 4.0, other_machine = 3.0, other_precision = 1.5, field = 0.25;
 constexpr std::size_t planned = 24; // nearest by workload whose choices are compared
-
-double doublings(double a, double b) { return std::abs(std::log2(a / b)); }
 
 // Of what the row itself says; infinite for a row that names no precision that is known.
 double workload_distance(const plan::Plan& plan, const Run& run) {

@@ -18,8 +18,6 @@ namespace {
 
 constexpr std::size_t shown_runs = 3; // runs that a correction names
 
-double doublings(double a, double b) { return std::abs(std::log2(a / b)); }
-
 double prior(const NeighbourModel& model, const stack::Workload& a, const stack::Workload& b) {
     return model.deviation * model.deviation * std::exp(-distance(model, a, b));
 }
@@ -40,6 +38,8 @@ void widen(Spread& spread, const Spread& other) {
 }
 
 } // namespace
+
+double doublings(double a, double b) { return std::abs(std::log2(a / b)); }
 
 double distance(const NeighbourModel& model, const stack::Workload& a, const stack::Workload& b) {
     const auto of = [&model](Feature feature) { return model.distance[static_cast<std::size_t>(feature)]; };

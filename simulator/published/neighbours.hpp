@@ -52,6 +52,9 @@ struct NeighbourModel {
 NeighbourModel neighbour_model_from_json(const std::string& text, const std::string& place);
 std::string to_json(const NeighbourModel& model);
 
+// How many doublings lie between two counts, either above 0.
+double doublings(double a, double b);
+
 // The standard deviation of what remains of one run, where runs leave so much of g open.
 double remaining(const NeighbourModel& model, double open_deviation);
 // The spread of what remains for a workload: its system's own where there is one, wider for a family or a system of

@@ -22,9 +22,9 @@
 namespace moe::published {
 namespace {
 
-constexpr double largest_log = 20.0;     // of an error, as a logarithm
-constexpr int few_fields = 2;            // differences up to which plans are close
-constexpr std::size_t fewest_pairs = 15; // that a quantile may rest on
+constexpr double largest_log_error = 20.0; // of an error, as a logarithm
+constexpr int few_fields = 2;              // differences up to which plans are close
+constexpr std::size_t fewest_pairs = 15;   // that a quantile may rest on
 
 auto workload_of(const Prediction& p) {
     return std::tuple(p.model, p.system, p.plan.precision, p.plan.gpus, p.plan.gbs, p.plan.seq);
@@ -81,7 +81,7 @@ std::vector<RatioError> ratio_errors_from_json(const std::string& text, const st
     std::vector<RatioError> errors;
     for (const JsonObject& row : JsonObject::parse_list(text, place))
         errors.push_back({row.string("kind"), static_cast<int>(row.integer("fields", 1, 1000)),
-                          row.number("log_error", 0.0, largest_log)});
+                          row.number("log_error", 0.0, largest_log_error)});
     return errors;
 }
 

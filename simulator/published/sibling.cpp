@@ -33,7 +33,7 @@ std::string text(const std::optional<bool>& value) { return *value ? "1" : "0"; 
 std::string text(const std::string& value) { return value; }
 
 // A cell that a sibling may give.
-struct Cell {
+struct BlankCell {
     const char* name;
     std::vector<Same> needs;
     bool of_stack; // what a release of the software offers or does by itself
@@ -43,7 +43,7 @@ struct Cell {
 };
 
 template <auto member>
-Cell cell(const char* name, bool of_stack, std::vector<Same> needs) {
+BlankCell cell(const char* name, bool of_stack, std::vector<Same> needs) {
     using Value = std::remove_cvref_t<decltype(std::declval<Run>().*member)>;
     return {name,
             std::move(needs),
@@ -53,13 +53,13 @@ Cell cell(const char* name, bool of_stack, std::vector<Same> needs) {
             [](const Run& run) { return text(run.*member); }};
 }
 
-const std::vector<Cell>& cells() {
+const std::vector<BlankCell>& cells() {
     constexpr Same tp = same_degree<&Run::tp>, pp = same_degree<&Run::pp>, cp = same_degree<&Run::cp>,
                    ep = same_degree<&Run::ep>, vpp = same_degree<&Run::vpp>, mbs = same_stated<&Run::mbs>,
                    seq = same_stated<&Run::seq_len>, gpus = same_stated<&Run::gpus>, sharding = same_sharding;
     // What a rank holds decides what has to be recomputed or moved away.
     const std::vector<Same> memory{tp, pp, vpp, cp, ep, mbs, seq, sharding};
-    static const std::vector<Cell> list{
+    static const std::vector<BlankCell> list{
         cell<&Run::ep>("ep", false, {gpus, tp, pp, cp, sharding}),
         cell<&Run::vpp>("vpp", false, {tp, pp}),
         cell<&Run::etp>("etp", false, {tp, ep}),
@@ -140,7 +140,7 @@ void Siblings::fill(Run& run, std::vector<std::string>& notes) const {
         return equal_cells(a->run, printed) > equal_cells(b->run, printed);
     });
     std::vector<std::pair<std::string, std::string>> given; // sibling, what it gave
-    for (const Cell& cell : cells()) {
+    for (const BlankCell& cell : cells()) {
         if (!cell.blank(run)) continue;
         const auto gives = [&](const Recipe* sibling) {
             return !cell.blank(sibling->run) && (!cell.of_stack || sibling->origin.stack == origin.stack) &&

@@ -127,6 +127,8 @@ bool known_placeholder(const std::string& text) {
     return std::find(made.begin(), made.end(), text) != made.end() || stack::find_plan_word(text.substr(1)) != nullptr;
 }
 
+std::string text_of_json(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
 Json literal(const std::string& word) {
     if (word.starts_with("[")) try {
             return parse_json<Json>(word, "list");

@@ -16,6 +16,9 @@ bool known_placeholder(const std::string& text);
 // A word as the number or list that it is, else as text: "4" and "[0,1]" are no texts.
 nlohmann::ordered_json literal(const std::string& word);
 
+// Such a value as a word: a text without its quotation marks, all else as JSON.
+std::string text_of_json(const nlohmann::ordered_json& value);
+
 // The value of one setting: text that begins with $ is replaced, inside of lists too; all else stands for itself.
 nlohmann::ordered_json engine_value(const EngineEntry& entry, const plan::Plan& plan,
                                     const nlohmann::ordered_json& value);

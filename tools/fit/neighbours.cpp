@@ -17,7 +17,7 @@ namespace {
 
 using published::NeighbourModel;
 using published::Residual;
-using Rows = std::vector<Residual>;
+using ResidualRows = std::vector<Residual>;
 
 constexpr double most = 0.35;                       // |log error| that a row counts as at most
 constexpr double degrees = 4.0;                     // of freedom of Student's t
@@ -29,7 +29,8 @@ constexpr double first_step = 0.8, last_step = 0.1; // of logarithms
 constexpr std::size_t fewest_rows = 5;              // of a system with a spread of its own
 
 // The rows by what `name` says of them.
-std::vector<std::vector<int>> grouped(const Rows& rows, const std::function<std::string(const Residual&)>& name) {
+std::vector<std::vector<int>> grouped(const ResidualRows& rows,
+                                      const std::function<std::string(const Residual&)>& name) {
     std::map<std::string, std::vector<int>> groups;
     for (std::size_t i = 0; i < rows.size(); ++i) groups[name(rows[i])].push_back(static_cast<int>(i));
     std::vector<std::vector<int>> result;
@@ -38,7 +39,7 @@ std::vector<std::vector<int>> grouped(const Rows& rows, const std::function<std:
 }
 
 // The ways to leave out, their expectations not yet filled in.
-std::vector<LeftOut> ways(const Rows& rows) {
+std::vector<LeftOut> ways(const ResidualRows& rows) {
     const auto target = [&rows](double Residual::*value) {
         std::vector<double> result;
         for (const Residual& r : rows) result.push_back(r.*value);
@@ -57,7 +58,7 @@ std::vector<LeftOut> ways(const Rows& rows) {
 }
 constexpr std::size_t judged = 3; // of them: those that parameters and spreads go by
 
-void expect(const NeighbourModel& model, const Rows& rows, LeftOut* begin, LeftOut* end) {
+void expect(const NeighbourModel& model, const ResidualRows& rows, LeftOut* begin, LeftOut* end) {
     const auto n = static_cast<Eigen::Index>(rows.size());
     Eigen::MatrixXd covariance(n, n);
     Eigen::VectorXd errors(n), noise(n);
@@ -90,7 +91,7 @@ void expect(const NeighbourModel& model, const Rows& rows, LeftOut* begin, LeftO
 }
 
 // Minus the logarithm of the likelihood of left-out rows, and of the priors.
-double unlikelihood(const NeighbourModel& model, const Rows& rows, std::vector<LeftOut>& ways) {
+double unlikelihood(const NeighbourModel& model, const ResidualRows& rows, std::vector<LeftOut>& ways) {
     expect(model, rows, ways.data(), ways.data() + judged);
     double sum = 0.0;
     for (std::size_t w = 0; w < judged; ++w)
@@ -144,7 +145,7 @@ double remains(const NeighbourModel& model, const LeftOut& way, std::size_t row)
 }
 
 // `unseen` with which what remains of the rows is most likely, whatever unit it has.
-double likeliest_unseen(NeighbourModel model, const Rows& rows, const std::vector<LeftOut>& ways) {
+double likeliest_unseen(NeighbourModel model, const ResidualRows& rows, const std::vector<LeftOut>& ways) {
     double best = 1.0, least = INFINITY;
     for (model.unseen = 0.5; model.unseen < 20.0; model.unseen *= 1.2) {
         double sum = 0.0, logs = 0.0, count = 0.0;
@@ -166,7 +167,7 @@ double likeliest_unseen(NeighbourModel model, const Rows& rows, const std::vecto
 }
 
 // The spreads of the rows that are marked, tier C aside.
-void set_spreads(NeighbourModel& model, const Rows& rows, const std::vector<LeftOut>& ways,
+void set_spreads(NeighbourModel& model, const ResidualRows& rows, const std::vector<LeftOut>& ways,
                  const std::vector<bool>& marked) {
     constexpr double tail = (1.0 - published::interval_coverage) / 2.0;
     constexpr double new_tail = tail / 4.0; // groups that were never seen: as in interval.cpp
@@ -204,17 +205,17 @@ void set_spreads(NeighbourModel& model, const Rows& rows, const std::vector<Left
 
 } // namespace
 
-std::vector<LeftOut> leave_out(const NeighbourModel& model, const Rows& rows) {
+std::vector<LeftOut> leave_out(const NeighbourModel& model, const ResidualRows& rows) {
     std::vector<LeftOut> result = ways(rows);
     expect(model, rows, result.data(), result.data() + result.size());
     return result;
 }
 
-NeighbourModel fit_neighbours(const Rows& rows, const std::string& source) {
+NeighbourModel fit_neighbours(const ResidualRows& rows, const std::string& source) {
     NeighbourModel model;
     model.source = source;
     model.most = most;
-    // Rows of tier A that are left out are met best where open settings count as so much more noise.
+    // ResidualRows of tier A that are left out are met best where open settings count as so much more noise.
     model.noise = {{"A", row_noise}, {"B", 2.0 * row_noise}, {"C", 4.0 * row_noise}};
     model.deviation = 0.1;
     model.distance.fill(usual);
@@ -251,7 +252,7 @@ struct Column { // rows of tiers A and B that a figure is of
 std::string percent(double share) { return fmt::format("{:.1f} %", 100.0 * share); }
 
 // Mean |error| of the rows before and after they are corrected.
-std::string gain(const LeftOut& way, const Rows& rows, const Column& column) {
+std::string gain(const LeftOut& way, const ResidualRows& rows, const Column& column) {
     double before = 0.0, after = 0.0;
     int count = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -268,7 +269,7 @@ struct Covered {
     std::vector<bool> inside;
     std::vector<double> width;
 };
-Covered covered(NeighbourModel model, const Rows& rows, const std::vector<LeftOut>& ways, const LeftOut& way) {
+Covered covered(NeighbourModel model, const ResidualRows& rows, const std::vector<LeftOut>& ways, const LeftOut& way) {
     Covered result{std::vector<bool>(rows.size()), std::vector<double>(rows.size())};
     for (const std::vector<int>& group : way.groups) {
         std::vector<bool> others(rows.size(), true);
@@ -295,7 +296,7 @@ Covered covered(NeighbourModel model, const Rows& rows, const std::vector<LeftOu
     return result;
 }
 
-std::string coverage(const Covered& covered, const Rows& rows, const Column& column) {
+std::string coverage(const Covered& covered, const ResidualRows& rows, const Column& column) {
     double inside = 0.0, width = 0.0;
     int count = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -309,7 +310,7 @@ std::string coverage(const Covered& covered, const Rows& rows, const Column& col
 
 } // namespace
 
-std::string neighbours_document(const NeighbourModel& model, const Rows& rows) {
+std::string neighbours_document(const NeighbourModel& model, const ResidualRows& rows) {
     const auto ab = [](const Residual& r) { return r.tier != "C"; };
     const std::vector<Column> kinds{{"A and B", ab},
                                     {"A MoE", [](const Residual& r) { return r.tier == "A" && r.kind == "MoE"; }},

@@ -4,6 +4,7 @@
 #include "planner/base/profile.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
+#include "tools/engines/engine_value.hpp"
 
 #include <fmt/format.h>
 
@@ -16,8 +17,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* section = "mixed_precision";
 
-std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
-
 const std::string* value_of(const SettingsFile& file, const std::string& name) {
     const Setting* setting = file.find(name);
     return setting != nullptr && setting->values.size() == 1 ? &setting->values.front() : nullptr;
@@ -28,7 +27,7 @@ int agreeing(const SettingsFile& file, const Json& fields) {
     int count = 0;
     for (const char* key : {"fp8", "fp8_recipe", "fp4", "fp8_amax_history_len"}) {
         const std::string* value = value_of(file, fmt::format("{}.{}", section, key));
-        const std::string usual = fields.contains(key) ? text_of(fields[key]) : "null";
+        const std::string usual = fields.contains(key) ? text_of_json(fields[key]) : "null";
         count += value != nullptr && *value == usual ? 4 : 0;
         if (value == nullptr && std::string(key) != "fp8_amax_history_len") count += usual == "null" ? 4 : 0;
     }
@@ -65,7 +64,7 @@ void expand_bridge(SettingsFile& file, const EngineTable& table) {
     for (const auto& [key, value] : fields.items()) {
         const std::string whole = fmt::format("{}.{}", section, key);
         if (file.find(whole) == nullptr && file.settings.size() < max_settings)
-            file.set({whole, {text_of(value)}, file.find(section)->file, file.find(section)->line});
+            file.set({whole, {text_of_json(value)}, file.find(section)->file, file.find(section)->line});
     }
 }
 

@@ -1,10 +1,10 @@
 // Facts of a model: an entry all of whose settings the file has says its placeholders and the words of its tests.
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "planner/stack/plan_words.hpp"
 #include "tools/import/reading.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 namespace moe::tools {
@@ -12,13 +12,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using Facts = std::map<std::string, std::string>;
-
-std::optional<double> number_of(const std::string& text) {
-    double number = 0.0;
-    const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (text.empty() || error != std::errc{} || last != text.data() + text.size()) return std::nullopt;
-    return number;
-}
 
 // A test of a fact that is known, by the grammar of conditions.
 bool passes(const std::string& fact, const Json& test) {

@@ -1,6 +1,7 @@
 // Settings are compared by what they mean, since files write one value in several ways.
 #include "tools/import/phrases.hpp"
 
+#include "planner/base/names.hpp"
 #include "planner/stack/plan_words.hpp"
 #include "tools/engines/engine_value.hpp"
 
@@ -8,19 +9,16 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 namespace moe::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
-
 std::vector<std::string> words_of(const Json& value) {
-    if (!value.is_array()) return {text_of(value)};
+    if (!value.is_array()) return {text_of_json(value)};
     std::vector<std::string> words;
-    for (const Json& item : value) words.push_back(text_of(item));
+    for (const Json& item : value) words.push_back(text_of_json(item));
     if (words.empty()) words.emplace_back("[]");
     return words;
 }
@@ -30,14 +28,6 @@ void add_part(std::vector<Phrase>& phrases, const EngineEntry& entry, const std:
     const auto found = entry.parts.find(part);
     if (found == entry.parts.end()) return;
     for (const auto& [key, value] : found->second.items()) phrases.push_back({prefix + key, words_of(value)});
-}
-
-std::optional<double> number_of(const std::string& text) {
-    double number = 0.0;
-    const char* end = text.data() + text.size();
-    const auto [last, error] = std::from_chars(text.data(), end, number);
-    if (text.empty() || error != std::errc{} || last != end) return std::nullopt;
-    return number;
 }
 
 std::string folded(std::string text) {

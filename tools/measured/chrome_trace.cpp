@@ -12,7 +12,7 @@ namespace moe::tools {
 
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr int most_depth = 16;
 constexpr double microsecond = 1e-6, latest = 1e17; // latest: 3000 years in microseconds
@@ -53,7 +53,7 @@ Sort sort_of(const std::string& category) {
                                                                                            : Sort::nothing;
 }
 
-class Handler : public nlohmann::json_sax<Json> {
+class Handler : public nlohmann::json_sax<SortedJson> {
 public:
     Handler(const std::string& place, DeviceProfile& profile) : place_(place), profile_(profile), names_(profile) {}
 
@@ -203,7 +203,7 @@ DeviceProfile read_chrome_trace(const NextPiece& next, const std::string& place)
     profile.source = "PyTorch profiler";
     Handler handler(place, profile);
     PieceReader reader(next, place);
-    Json::sax_parse(PieceIterator(&reader), PieceIterator(), &handler);
+    SortedJson::sax_parse(PieceIterator(&reader), PieceIterator(), &handler);
     handler.check();
     return profile;
 }

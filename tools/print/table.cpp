@@ -152,4 +152,8 @@ std::string count_text(double count) {
 
 std::string percent_text(double fraction) { return fmt::format("{:.1f}%", fraction * 100.0); }
 
+std::string ratio_text(double predicted, double measured) {
+    return measured > 0.0 ? fmt::format("{:.2f}", predicted / measured) : "-";
+}
+
 } // namespace moe::tools

@@ -46,5 +46,7 @@ std::string signed_gib_text(double bytes); // "+180.8", "-0.019"
 std::string seconds_text(double seconds);  // "1.234 s", "56.78 ms", "9.012 us"
 std::string count_text(double count);      // "1,234,567"; rounded to a whole number
 std::string percent_text(double fraction); // "12.3%"
+// Predicted by measured, "0.98"; "-" where nothing was measured.
+std::string ratio_text(double predicted, double measured);
 
 } // namespace moe::tools

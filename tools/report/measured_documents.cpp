@@ -16,8 +16,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t most_listed = 100, most_name = 300;
 
-Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
-
 // JSON needs UTF-8, which names in a database need not be.
 std::string ascii(const std::string& name) {
     std::string text = name.substr(0, most_name);

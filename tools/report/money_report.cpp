@@ -2,6 +2,7 @@
 #include "tools/report/money_report.hpp"
 
 #include "planner/plan/plan.hpp"
+#include "tools/report/stamp.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -13,8 +14,6 @@ using Json = nlohmann::ordered_json;
 
 // "1,234" and "12.3": three digits at least.
 std::string amount(double value) { return value < 100.0 ? fmt::format("{:.3g}", value) : count_text(value); }
-
-Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
 std::string hours_text(double hours) { return amount(hours) + " h"; }
 std::string minutes_text(double seconds) { return fmt::format("{:.3g} min", seconds / 60.0); }

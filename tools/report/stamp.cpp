@@ -5,6 +5,10 @@
 
 namespace moe::tools {
 
+nlohmann::ordered_json or_null(const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+}
+
 std::string stamped(const char* schema, const nlohmann::ordered_json& document) {
     nlohmann::ordered_json whole = {{"schema", schema}};
     whole.update(document);

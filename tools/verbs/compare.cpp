@@ -43,10 +43,6 @@ void write_report(const program::Timeline& predicted, const program::Timeline& m
     write_run_report(report, options.report);
 }
 
-std::string ratio_text(double predicted, double measured) {
-    return measured > 0.0 ? fmt::format("{:.2f}", predicted / measured) : "-";
-}
-
 Table kinds_table(const Comparison& c) {
     Table table({"<kind", {"count", 1}, "predicted", "measured", "pred/meas", {"of step", 2}});
     double predicted = 0.0, measured = 0.0;

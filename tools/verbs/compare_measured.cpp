@@ -10,6 +10,7 @@
 #include "tools/measured/chrome_trace.hpp"
 #include "tools/measured/nsight.hpp"
 #include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
 #include "tools/report/measured_documents.hpp"
 #include "tools/verbs/verbs.hpp"
 
@@ -38,10 +39,6 @@ Predicted predict(const std::string& path, bool keep_rows) {
         refuse("{}: {}", path, fault.message);
     predicted.simulation = replay::simulate(predicted.plan, predicted.stack, keep_rows);
     return predicted;
-}
-
-std::string ratio_text(double predicted, double measured) {
-    return measured > 0.0 ? fmt::format("{:.2f}", predicted / measured) : "-";
 }
 
 std::string counted(std::size_t count, const char* what) {

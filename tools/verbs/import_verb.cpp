@@ -19,7 +19,7 @@ std::string place_of(const NotUnderstood& unknown) {
 }
 
 // Degrees, and the choices that are not at their default.
-std::string choices_text(const plan::Plan& plan) {
+std::string written_text(const plan::Plan& plan) {
     std::string text = fmt::format("gbs {}, seq {}", plan.gbs, plan.seq);
     for (const std::string& field : plan::field_names())
         if (const std::string word = plan::field_text(plan, field); word != plan::field_text(plan::Plan{}, field))
@@ -31,7 +31,7 @@ void print_import(Console& console, const ImportVerbOptions& options, const Impo
     const plan::Plan& plan = import.plan;
     console.say("{} in the words of {} {}: {} on {} x {}, stack {}", options.files.front(), import.format,
                 import.release, plan.model->name, plan.gpus, plan.hardware->name, plan.stack);
-    console.say("{}", choices_text(plan));
+    console.say("{}", written_text(plan));
     console.say("{} settings, of which {} change neither time nor memory and {} were not understood", import.settings,
                 import.harmless, import.unknown.size());
     for (const Severity severity : {Severity::error, Severity::warning, Severity::hint})

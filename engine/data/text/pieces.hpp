@@ -22,9 +22,12 @@
 
 namespace moe::data {
 
+inline constexpr std::size_t longest_piece = 1024; // bytes
+inline constexpr double unknown_penalty = 10;      // below the least likely piece (sentencepiece: unigram_model.cc)
+
 struct PieceModel {
     struct Piece {
-        std::string text; // UTF-8, of 1024 bytes at most
+        std::string text; // UTF-8, of longest_piece bytes at most
         std::int32_t id = 0;
         double score = 0;  // logarithm of its probability (Unigram)
         bool kept = false; // stands for itself in a text and is merged with nothing

@@ -17,8 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t longest_piece = 1024, longest_text = 64; // bytes
-constexpr double unknown_penalty = 10;                         // below the least likely piece, as in SentencePiece
+constexpr std::size_t longest_text = 64; // bytes
 
 // RFC 4648, section 4; nothing where it is none.
 std::optional<std::string> from_base64(const std::string& text) {

@@ -25,9 +25,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t longest_piece = 1024, longest_file = std::size_t{512} << 20; // bytes
+constexpr std::size_t longest_file = std::size_t{512} << 20; // bytes
 constexpr std::size_t most_pieces = std::size_t{1} << 24;
-constexpr double unknown_penalty = 10; // below the least likely piece (sentencepiece: unigram_model.cc)
 
 // One field of a protobuf message in its wire format.
 struct Field {

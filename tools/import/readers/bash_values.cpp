@@ -9,7 +9,6 @@ namespace moe::tools {
 namespace {
 
 constexpr std::size_t max_expanded = std::size_t{32} << 20;
-constexpr int max_depth = 40;
 
 bool in_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 

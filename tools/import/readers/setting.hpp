@@ -8,6 +8,9 @@
 
 namespace moe::tools {
 
+// Sections, lists and expansions nest this deep in what readers take.
+inline constexpr int max_depth = 40;
+
 // Stands in a text where a part of it cannot be known from the file: a command's output, a variable that is not set.
 // The part as written follows up to the next mark.
 inline constexpr char unknown_mark = '\x01';

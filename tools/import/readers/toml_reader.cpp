@@ -14,8 +14,6 @@
 namespace moe::tools {
 namespace {
 
-constexpr int max_depth = 40;
-
 std::string text_of(const toml::node& node, int depth) {
     if (const toml::array* list = node.as_array(); list != nullptr && depth < max_depth) { // The list holds lists.
         std::string all;

@@ -11,8 +11,6 @@
 namespace moe::tools {
 namespace {
 
-constexpr int max_depth = 40;
-
 std::size_t line_of(const YAML::Node& node) {
     const int line = node.Mark().line;
     return line < 0 ? 0 : static_cast<std::size_t>(line) + 1;
