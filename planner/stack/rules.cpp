@@ -75,6 +75,39 @@ Rule read_rule(const Json& json, const std::string& file, const std::string& rel
     return rule;
 }
 
+// "recompute: AutoModel recomputes ..." of "recompute $value: AutoModel recomputes ...".
+std::string without_value(std::string message) {
+    constexpr std::string_view value = " $value";
+    if (const std::size_t at = message.find(value); at != std::string::npos) message.erase(at, value.size());
+    return message;
+}
+
+// What an engine's table of settings (profiles/engines/README.md) refuses of plans. What it refuses of models alone is
+// no rule: another plan would not mend it.
+std::vector<Rule> rules_of_table(const std::string& file) {
+    const Json table = load_json<Json>(file);
+    if (!table.is_object() || !table.contains("fields") || !table["fields"].is_array() || !table.contains("source"))
+        refuse("{}: must be an object with \"source\" and a list \"fields\"", file);
+    std::vector<Rule> rules;
+    for (const Json& entry : table["fields"]) {
+        if (!entry.contains("refuse") || !entry.contains("when")) continue;
+        Rule rule;
+        rule.name = entry["field"].get<std::string>();
+        const std::string place = fmt::format("{}: {}", file, shown(rule.name));
+        rule.kind = RuleKind::absent;
+        rule.asserted_by = "translation";
+        rule.message = without_value(entry["refuse"].get<std::string>());
+        rule.source = table["source"].get<std::string>();
+        rule.when = Condition(entry["when"], place);
+        rule.needs = false;
+        if (rule.name.starts_with("model.")) continue;
+        for (const std::string& field : rule.when.fields())
+            if (field != rule.name) rule.name += (rule.name.find(':') == std::string::npos ? ": " : ", ") + field;
+        rules.push_back(std::move(rule));
+    }
+    return rules;
+}
+
 } // namespace
 
 RuleList::RuleList(std::vector<Rule> rules) : rules_(std::move(rules)) {
@@ -116,10 +149,12 @@ int compare_versions(const std::string& a, const std::string& b) {
 
 std::vector<Rule> load_rules(const Engine& engine) {
     std::vector<Rule> rules;
-    if (engine.name.empty()) return rules;
-    const std::string file = profiles_folder() + "/stacks/rules/" + engine.name + ".json";
+    if (engine.name.empty() || engine.name.find('/') != std::string::npos) return rules;
+    const std::string folder = profiles_folder(), file = folder + "/stacks/rules/" + engine.name + ".json";
+    const std::string table = folder + "/engines/" + engine.name + ".json";
     std::error_code unreadable; // such as a name that is too long
-    if (engine.name.find('/') != std::string::npos || !std::filesystem::is_regular_file(file, unreadable)) return rules;
+    if (!std::filesystem::is_regular_file(file, unreadable))
+        return std::filesystem::is_regular_file(table, unreadable) ? rules_of_table(table) : rules;
     const Json json = load_json<Json>(file);
     if (!json.is_object() || !json.contains("rules") || !json["rules"].is_array())
         refuse("{}: must be an object with a list \"rules\"", file);

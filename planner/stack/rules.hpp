@@ -14,7 +14,7 @@ namespace moe::stack {
 
 // A software whose releases a stack stands for. Versions are numbers joined by points, "" where none is known.
 struct Engine {
-    std::string name; // "megatron-core"; names the rules, profiles/stacks/rules/NAME.json. "" = a stack without rules
+    std::string name;               // "megatron-core"; names the rules (load_rules()). "" = a stack without rules
     std::string release;            // whose rules hold
     std::string transformer_engine; // shipped beside it
     std::string bridge;             // the Megatron-Bridge of the same release
@@ -50,8 +50,9 @@ private:
     Conditions when_; // of the rules
 };
 
-// Rules of the engine that are in force for its release, in the file's order; none where the engine has no file. The
-// grammar stands in the file. Throws Error (bad_input) "FILE: rule NAME: why".
+// Rules of the engine that are in force for its release, in the file's order. The grammar stands in the file. Of an
+// engine without a file, what its table of settings (profiles/engines) refuses of plans; none without either. Throws
+// Error (bad_input) "FILE: rule NAME: why".
 std::vector<Rule> load_rules(const Engine& engine);
 
 // One rule as a stack states it of the machines that it runs on. Throws Error (bad_input) "PLACE: rule NAME: why".
