@@ -197,8 +197,7 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         activations += static_cast<double>(kept[static_cast<std::size_t>(r)].merges
                                                ? workspace.forward + workspace.backward
                                                : std::max(workspace.forward, workspace.backward));
-        bytes += std::max({activations, visiting + muon, tables}) + library +
-                 communicator_bytes(plan, r, used, slots);
+        bytes += std::max({activations, visiting + muon, tables}) + library + communicator_bytes(plan, r, used, slots);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.
