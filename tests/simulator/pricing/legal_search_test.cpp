@@ -57,14 +57,14 @@ TEST_CASE("found plans break no rule of their engine, and rejections are counted
 
 TEST_CASE("the rules that are left of a root exclude the plans that all rules do") {
     for (const auto& [fixed, value] :
-         {std::pair{"seq", "4096"}, {"expert_capacity", "1.25"}, {"cuda_graph", "moe_router"}}) {
+         {std::pair{"aux_loss", "0.001"}, {"expert_capacity", "1.25"}, {"cuda_graph", "moe_router"}}) {
         Asked asked{"DeepSeek-V3", "gb200-nvl72", 64, 1024, machine::Precision::mxfp8};
         asked.request.fixed = {{fixed, value}};
         const search::SearchSpace space(asked.request, asked.stack);
         std::mt19937 draw(17);
         const auto one_of = [&draw](const auto& list) -> const auto& { return list[draw() % list.size()]; };
         int broken = 0, sound = 0;
-        for (int i = 0; i < 3000; ++i) {
+        for (std::size_t i = 0; i < draws(3000); ++i) {
             const search::LayerOptions& family = one_of(space.layer_options());
             const search::ParallelConfig& mapping = one_of(family.parallel_configs);
             const std::vector<plan::Plan>& roots = space.roots(family.tp, family.cp, family.ep, family.etp, mapping.pp);
@@ -83,8 +83,8 @@ TEST_CASE("the rules that are left of a root exclude the plans that all rules do
             REQUIRE(left.message == all.message);
             (all ? broken : sound) += 1;
         }
-        CHECK(broken > 100);
-        CHECK(sound > 100);
+        CHECK(broken > 10);
+        CHECK(sound > 10);
     }
 }
 
