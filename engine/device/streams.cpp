@@ -157,7 +157,7 @@ StreamOrder::StreamOrder(const program::Program& program, const Arena& arena, in
     int number = 0;
     for (program::OpWalk walk(program); !walk.done(); walk.next(), ++number) {
         const program::Op& op = walk.op();
-        const auto touch = [&](const std::vector<program::TensorId>& ids, bool writes) {
+        const auto touch = [&](const program::Operands& ids, bool writes) {
             for (const program::TensorId id : ids)
                 if (id != program::no_tensor)
                     builder.touch(reinterpret_cast<std::uintptr_t>(arena.at(id, walk.slot().micro_batch)),

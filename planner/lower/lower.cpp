@@ -13,6 +13,7 @@
 #include "planner/lower/passes/split_backward.hpp"
 #include "planner/lower/passes/stash.hpp"
 #include "planner/lower/tables.hpp"
+#include "planner/lower/unnamed.hpp"
 #include "planner/plan/overflow_retry.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -283,16 +284,14 @@ program::Program lower_chunks(const plan::Plan& plan, int pipeline_rank, Emit em
     return program;
 }
 
-} // namespace
-
-program::Program lower(const plan::Plan& plan, int pipeline_rank) {
+program::Program lower(const plan::Plan& plan, int pipeline_rank, bool named) {
     const std::vector<plan::Turn> turns =
         plan::order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), pipeline_rank, plan.ep_overlap);
     std::vector<EmittedChunk> chunks;
     program::TensorId table = program::no_tensor;
     program::Program program = lower_chunks(
         plan, pipeline_rank, [&](program::Program& into, const ChunkSpec& spec, emit::ParameterSet& parameters) {
-            chunks.push_back(emit_chunk(plan, into, spec, parameters, backwards_of(turns, spec.chunk), true));
+            chunks.push_back(emit_chunk(plan, into, spec, parameters, backwards_of(turns, spec.chunk), named));
             if (chunks.back().table_gradient != program::no_tensor) table = chunks.back().table_gradient;
         });
     program.in_flight = plan::in_flight(turns, plan.vpp);
@@ -313,6 +312,11 @@ program::Program lower(const plan::Plan& plan, int pipeline_rank) {
     closing.insert(closing.begin(), tables.begin(), tables.end());
     return program;
 }
+
+} // namespace
+
+program::Program lower(const plan::Plan& plan, int pipeline_rank) { return lower(plan, pipeline_rank, true); }
+program::Program lower_unnamed(const plan::Plan& plan, int pipeline_rank) { return lower(plan, pipeline_rank, false); }
 
 program::Program lower_forward(const plan::Plan& plan, int pipeline_rank, const ForwardOnly& what) {
     std::vector<int> forwards; // templates by chunk

@@ -21,8 +21,8 @@ std::vector<program::Op> add_tables(const plan::Plan& plan, program::Program& pr
     const int n = static_cast<int>(holders.size()), index = static_cast<int>(me - holders.begin());
     const int next = holders[static_cast<std::size_t>((index + 1) % n)],
               previous = holders[static_cast<std::size_t>((index + n - 1) % n)];
-    const auto emit = [&](program::OpKind kind, program::Stream stream, std::vector<program::TensorId> in,
-                          std::vector<program::TensorId> out, double moved) -> program::Op& {
+    const auto emit = [&](program::OpKind kind, program::Stream stream, program::Operands in, program::Operands out,
+                          double moved) -> program::Op& {
         program::Op op;
         op.kind = kind;
         op.stream = stream;

@@ -31,7 +31,7 @@ inline program::TensorId root(const program::Program& program, program::TensorId
 // visit(root, op, written) for every activation that an op of the template touches.
 template <class Visit>
 void for_each_access(const program::Program& program, const program::Template& tmpl, Visit visit) {
-    const auto each = [&](const std::vector<program::TensorId>& ids, std::size_t op, bool written) {
+    const auto each = [&](const program::Operands& ids, std::size_t op, bool written) {
         for (const program::TensorId id : ids)
             if (id != program::no_tensor &&
                 program.tensors[static_cast<std::size_t>(id)].storage == program::Storage::activation)

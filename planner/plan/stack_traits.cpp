@@ -56,8 +56,9 @@ constexpr StackTraits other{
 
 const StackTraits& stack_traits(std::string_view stack) {
     if (stack == own_stack) return own;
-    const std::string_view name = stack.substr(0, stack.find(','));
-    const bool others = std::find(without_megatron.begin(), without_megatron.end(), name) != without_megatron.end();
+    const bool others = std::any_of(without_megatron.begin(), without_megatron.end(), [stack](std::string_view name) {
+        return stack.starts_with(name) && (stack.size() == name.size() || stack[name.size()] == ',');
+    });
     return others ? other : megatron;
 }
 

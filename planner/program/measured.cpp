@@ -15,7 +15,7 @@ namespace moe::program {
 
 namespace {
 
-const Tensor* first_tensor(const std::vector<TensorId>& ids, const Program& program) {
+const Tensor* first_tensor(const Operands& ids, const Program& program) {
     for (const TensorId id : ids)
         if (id != no_tensor) return &program.tensors[static_cast<std::size_t>(id)];
     return nullptr;

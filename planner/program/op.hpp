@@ -4,10 +4,9 @@
 #include "planner/plan/group.hpp"
 #include "planner/program/op_attr.hpp"
 #include "planner/program/op_kind.hpp"
-#include "planner/program/tensor.hpp"
+#include "planner/program/operands.hpp"
 
 #include <cstdint>
-#include <vector>
 
 namespace moe::program {
 
@@ -16,9 +15,9 @@ struct Op {
     Stream stream = Stream::compute;
     Module module = Module::residual;
     Phase phase = Phase::forward;
-    std::int16_t layer = -1;       // global decoder layer, -1 = none
-    plan::Group group{};           // communication ops
-    std::vector<TensorId> in, out; // optional operands that are absent are no_tensor
+    std::int16_t layer = -1; // global decoder layer, -1 = none
+    plan::Group group{};     // communication ops
+    Operands in, out;        // optional operands that are absent are no_tensor
     Attr attr;
     double flops = 0.0; // executed, not model, FLOPs at expected rows
     // Device memory read and written at expected rows. Communication: bytes of one rank's larger side (all_gather:

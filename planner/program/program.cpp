@@ -47,7 +47,7 @@ double expected_in_blocks(double rows, std::int64_t groups) {
 
 TensorId repeat_tensor(Program& program, TensorId id) {
     Tensor copy = program.tensors[static_cast<std::size_t>(id)];
-    copy.name += ".again";
+    if (!copy.name.empty()) copy.name += ".again";
     copy.again_of = id;
     program.tensors.push_back(std::move(copy));
     return static_cast<TensorId>(program.tensors.size() - 1);
@@ -77,6 +77,7 @@ void OpWalk::settle() {
 }
 
 double Tensor::expected_bytes() const {
+    if (rows > 0 && expected_rows == static_cast<double>(rows)) return static_cast<double>(bytes());
     const double share = rows > 0 ? expected_rows / static_cast<double>(rows) : 0.0;
     return static_cast<double>(bytes()) * share;
 }

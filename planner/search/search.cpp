@@ -187,6 +187,22 @@ std::vector<SearchNode> survey_all(const SearchSpace& space,
     return branches;
 }
 
+// The branches of a round in the order in which to begin them: those that have most to bound come first, so that no
+// thread is left alone with one of them at the end.
+std::vector<std::size_t> largest_first(const SearchNode* branches, std::size_t count, const TopK& top_plans) {
+    std::vector<std::pair<std::size_t, std::size_t>> sizes; // open roots, and number
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto open = std::count_if(branches[i].roots.begin(), branches[i].roots.end(), [&](const auto& root) {
+            return least_seconds(root.floor) <= top_plans.worst();
+        });
+        sizes.emplace_back(static_cast<std::size_t>(open), i);
+    }
+    std::stable_sort(sizes.begin(), sizes.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<std::size_t> order;
+    for (const auto& size : sizes) order.push_back(size.second);
+    return order;
+}
+
 } // namespace
 
 Exploration explore(const SearchRequest& request, const SearchSpace& space, Estimator& estimator, Workers& workers,
@@ -221,7 +237,9 @@ Exploration explore(const SearchRequest& request, const SearchSpace& space, Esti
     for (std::size_t round = first_round; done < branches.size(); round = std::min(2 * round, largest_round)) {
         if (!usual(branches[done]) && least_seconds(branches[done].floor) > top_plans.worst()) break;
         std::vector<Found> found(std::min(round, branches.size() - done));
-        workers.run(found.size(), [&](std::size_t worker, std::size_t i) {
+        const std::vector<std::size_t> order = largest_first(&branches[done], found.size(), top_plans);
+        workers.run(found.size(), [&](std::size_t worker, std::size_t n) {
+            const std::size_t i = order[n];
             found[i] = search_node(space, branches[done + i], *bound_models[worker], top_plans, request.exhaustive);
             progress.add(found[i]);
         });

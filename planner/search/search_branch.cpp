@@ -103,7 +103,7 @@ private:
         const auto count = static_cast<std::int64_t>(shapes.size());
         plan::Plan plan = plan_at(shapes.front(), root, 0);
         plan.recompute = 0;
-        if (const plan::PlanFault fault = space_.fault_of(plan)) {
+        if (const plan::PlanFault fault = space_.fault_of(plan, root)) {
             found_.rejected.add(fault, count * choices_);
             return;
         }
@@ -354,7 +354,7 @@ private:
                     Candidate found = candidate(s, root, set);
                     found.optimizer = static_cast<std::uint16_t>(i);
                     if (const plan::PlanFault fault =
-                            i > 0 ? space_.fault_of(plan_of(space_, found)) : plan::PlanFault{}) {
+                            i > 0 ? space_.fault_of(plan_of(space_, found), root) : plan::PlanFault{}) {
                         found_.rejected.add(fault, 1);
                         continue;
                     }

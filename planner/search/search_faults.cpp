@@ -39,6 +39,12 @@ plan::PlanFault SearchSpace::fault_of(const plan::Plan& plan) const {
     return stack::check_stack(plan, stack_);
 }
 
+plan::PlanFault SearchSpace::fault_of(const plan::Plan& plan, std::size_t root) const {
+    if (plan::PlanFault fault = plan::check_plan(plan)) return fault;
+    return stack::check_stack(plan, stack_,
+                              open_rules_[degrees_above_one(plan.tp, plan.cp, plan.ep, plan.etp, plan.pp)][root]);
+}
+
 plan::PlanFault SearchSpace::fault_of_degrees(const plan::Plan& plan) const { return plan::check_degrees(plan); }
 
 plan::PlanFault SearchSpace::fault_of_choices(const plan::Plan& plan) const {

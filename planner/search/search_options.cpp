@@ -8,6 +8,7 @@
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 namespace moe::search {
@@ -19,10 +20,6 @@ std::vector<std::string> usual_first(const std::vector<T>& offered, T usual) {
     for (const T value : offered)
         if (value != usual) words.emplace_back(to_string(value));
     return words;
-}
-
-unsigned degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
-    return (tp > 1 ? 1U : 0U) | (cp > 1 ? 2U : 0U) | (ep > 1 ? 4U : 0U) | (etp > 1 ? 8U : 0U) | (pp > 1 ? 16U : 0U);
 }
 
 // What plans of little memory have and others would not: with room for more it is open again.
@@ -102,6 +99,7 @@ void SearchSpace::combine_options(const plan::Plan* known) {
             root.recompute = 0;
             plan_rows(root);
             root.optimizer = first_optimizer(root);
+            open_rules_[bits].push_back(open_rules(root));
         }
         for (const plan::Plan& root : roots)
             without_graphs_[bits].push_back(static_cast<std::size_t>(
@@ -109,12 +107,23 @@ void SearchSpace::combine_options(const plan::Plan* known) {
                              [&](const plan::Plan& other) { return same_but_graphs(other, root); }) -
                 roots.begin()));
         for (const bool chunks : {false, true})
-            for (plan::Plan& root : roots) {
-                root.recompute = 0;
-                root.vpp = chunks ? 2 : 1;
-                sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(root));
+            for (std::size_t r = 0; r < roots.size(); ++r) {
+                roots[r].recompute = 0;
+                roots[r].vpp = chunks ? 2 : 1;
+                sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(roots[r], open_rules_[bits][r]));
             }
     }
+}
+
+// Rules are many, and plans of a root break few: in all but these words they are as the root is.
+stack::OpenRules SearchSpace::open_rules(const plan::Plan& root) const {
+    static const std::set<std::string> varying{"precision", "tp",        "cp",     "pp",        "vpp",
+                                               "dp",        "ep",        "etp",    "edp",       "mbs",
+                                               "schedule",  "recompute", "layout", "optimizer", "micro_batches"};
+    if (stack_.rules == nullptr) return {};
+    return stack::OpenRules(*stack_.rules, root, [](const std::string& word) {
+        return !varying.contains(word) && !word.starts_with("derived.");
+    });
 }
 
 // The one with fewer bytes that the stack allows beside the options of a root.
@@ -135,18 +144,22 @@ const plan::OptimizerChoice& SearchSpace::optimizer(const plan::Plan& root, std:
 }
 
 // Sets that the stack excludes beside a root that is sound without any; the degrees only count as above 1.
-RootSets SearchSpace::sets_of(plan::Plan root) const {
-    const bool sound = !stack::check_stack(root, stack_);
+RootSets SearchSpace::sets_of(plan::Plan root, const stack::OpenRules& rules) const {
+    const bool sound = !stack::check_stack(root, stack_, rules);
     RootSets result;
     for (std::size_t i = 0; i < sets_.size(); ++i) {
         root.recompute = sets_[i];
-        const plan::PlanFault fault = sound ? stack::check_stack(root, stack_) : plan::PlanFault{};
+        const plan::PlanFault fault = sound ? stack::check_stack(root, stack_, rules) : plan::PlanFault{};
         if (fault)
             result.rejected.add(fault, 1);
         else
             result.sound.push_back(i);
     }
     return result;
+}
+
+std::size_t SearchSpace::degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
+    return (tp > 1 ? 1U : 0U) | (cp > 1 ? 2U : 0U) | (ep > 1 ? 4U : 0U) | (etp > 1 ? 8U : 0U) | (pp > 1 ? 16U : 0U);
 }
 
 const std::vector<plan::Plan>& SearchSpace::roots(int tp, int cp, int ep, int etp, int pp) const {

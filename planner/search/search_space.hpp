@@ -3,6 +3,7 @@
 
 #include "planner/plan/schedule.hpp"
 #include "planner/search/search.hpp"
+#include "planner/stack/rules.hpp"
 
 #include <array>
 #include <cstdint>
@@ -103,6 +104,8 @@ public:
     plan::Plan candidate(const LayerOptions& family, const ParallelConfig& mapping, int vpp, std::int64_t mbs) const;
     // check_plan() and check_stack().
     plan::PlanFault fault_of(const plan::Plan& plan) const;
+    // The same of a plan of the space, which has the options of that root of its degrees.
+    plan::PlanFault fault_of(const plan::Plan& plan, std::size_t root) const;
     // What keeps degrees, batch and stages from going together, whatever is chosen beside them.
     plan::PlanFault fault_of_degrees(const plan::Plan& plan) const;
     // Asks for any choices that go with the plan's degrees, batch and stages: its own, else the first of the options
@@ -131,8 +134,10 @@ private:
     std::vector<Expert> expert_factors(int ranks) const;
     std::vector<Option> options() const;
     void combine_options(const plan::Plan* known);
+    static std::size_t degrees_above_one(int tp, int cp, int ep, int etp, int pp); // index of their roots
     void plan_rows(plan::Plan& plan) const;
-    RootSets sets_of(plan::Plan root) const;
+    RootSets sets_of(plan::Plan root, const stack::OpenRules& rules) const;
+    stack::OpenRules open_rules(const plan::Plan& root) const;
     const plan::OptimizerChoice& first_optimizer(plan::Plan root) const;
     std::vector<plan::PlanFault> faults(plan::Plan plan) const;
     plan::PlanFault fault_of_choices(const plan::Plan& plan) const;
@@ -150,6 +155,7 @@ private:
     std::vector<plan::OptimizerChoice> optimizers_;
     // Roots by the degrees that exceed 1; their sets also by whether vpp does.
     std::array<std::vector<plan::Plan>, 32> roots_;
+    std::array<std::vector<stack::OpenRules>, 32> open_rules_; // rules that plans of each root can break
     std::array<std::vector<std::size_t>, 32> without_graphs_;
     std::array<std::vector<RootSets>, 64> sets_of_roots_;
     Rejections rejected_;

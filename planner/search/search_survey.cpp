@@ -156,7 +156,7 @@ private:
         for (const NodeShape& shape : shapes) {
             plan = root_plan(shape, root, mbs);
             std::optional<plan::PlanFault>& known = faults_[{root, shape.vpp > 1, shape.parallel_config->pp > 1}];
-            if (!known) known = space_.fault_of(plan);
+            if (!known) known = space_.fault_of(plan, root);
             if (fault = *known; !fault) break;
         }
         return fault;

@@ -169,6 +169,17 @@ std::vector<std::string> Condition::fields() const {
     return names;
 }
 
+std::optional<Condition> Condition::among(const plan::Plan& plan, const Words& same) const {
+    std::string storage;
+    Condition rest;
+    for (const Entry& entry : entries_)
+        if (!same(entry.word->name))
+            rest.entries_.push_back(entry);
+        else if (!entry.test->passes(read(*entry.word, plan, storage)))
+            return std::nullopt;
+    return rest;
+}
+
 Conditions::Conditions(const std::vector<Condition>& all) {
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (all[i].entries_.empty()) {

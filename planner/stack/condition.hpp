@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ public:
 
     bool holds(const plan::Plan& plan) const;
     std::vector<std::string> fields() const; // that it reads, in the order of its entries
+
+    // What is left to ask of plans that agree with `plan` in the words which `same` holds of: the other entries;
+    // nothing where one of those words fails it for all of them.
+    using Words = std::function<bool(const std::string&)>;
+    std::optional<Condition> among(const plan::Plan& plan, const Words& same) const;
+    bool always() const { return entries_.empty(); } // holds always
 
 private:
     friend class Conditions;

@@ -135,6 +135,22 @@ std::vector<const Rule*> RuleList::broken_by(const plan::Plan& plan) const {
     return broken;
 }
 
+OpenRules::OpenRules(const RuleList& all, const plan::Plan& plan, const Condition::Words& same) {
+    for (const Rule& rule : all.rules()) {
+        std::optional<Condition> when = rule.when.among(plan, same);
+        if (!when) continue;
+        std::optional<Condition> test = rule.test.among(plan, same);
+        const bool kept = rule.needs ? test && test->always() : !test;
+        if (!kept) open_.push_back({&rule, std::move(*when), std::move(test)});
+    }
+}
+
+const Rule* OpenRules::first_broken(const plan::Plan& plan) const {
+    for (const Open& open : open_)
+        if (open.when.holds(plan) && (open.test && open.test->holds(plan)) != open.rule->needs) return open.rule;
+    return nullptr;
+}
+
 Rule read_rule(const Json& json, const std::string& place) {
     bool in_release = false;
     Rule rule = read_rule(json, place, "", in_release);

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,10 +45,28 @@ public:
     explicit RuleList(std::vector<Rule> rules);
     const Rule* first_broken(const plan::Plan& plan) const;           // null where the plan keeps all of them
     std::vector<const Rule*> broken_by(const plan::Plan& plan) const; // in their order
+    const std::vector<Rule>& rules() const { return rules_; }
 
 private:
     std::vector<Rule> rules_;
     Conditions when_; // of the rules
+};
+
+// The rules that plans can break which agree in some words. `all` must outlive it.
+class OpenRules {
+public:
+    OpenRules() = default;
+    // Of plans that agree with `plan` in the words which `same` holds of.
+    OpenRules(const RuleList& all, const plan::Plan& plan, const Condition::Words& same);
+    const Rule* first_broken(const plan::Plan& plan) const; // as RuleList::first_broken()
+
+private:
+    struct Open {
+        const Rule* rule;
+        Condition when;
+        std::optional<Condition> test; // nothing: fails in any case
+    };
+    std::vector<Open> open_;
 };
 
 // Rules of the engine that are in force for its release, in the file's order. The grammar stands in the file. Of an

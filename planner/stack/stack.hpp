@@ -142,6 +142,8 @@ std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack
 // Tells whether the stack's software would run the plan: check_offers(), then the first broken rule, counted as
 // "ENGINE: RULE". Its message ends with the rule's source.
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
+// The same of plans that can break no other rules.
+plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack, const OpenRules& rules);
 // True where neither check_plan() nor check_stack() has anything against it.
 bool sound(const plan::Plan& plan, const Stack& stack);
 // True where one kernel works on the rows of all local experts, see Stack::fused_experts.

@@ -93,6 +93,11 @@ plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
     return {};
 }
 
+plan::PlanFault fault_of_rule(const Rule* broken, const Stack& stack) {
+    if (broken == nullptr) return {};
+    return {stack.engine.name + ": " + broken->name, fmt::format("{} ({})", broken->message, broken->source)};
+}
+
 } // namespace
 
 plan::PlanFault check_offers(const plan::Plan& plan, const Stack& stack) {
@@ -112,9 +117,12 @@ std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack
 
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
     if (plan::PlanFault fault = check_offers(plan, stack)) return fault;
-    const Rule* const broken = stack.rules == nullptr ? nullptr : stack.rules->first_broken(plan);
-    if (broken == nullptr) return {};
-    return {stack.engine.name + ": " + broken->name, fmt::format("{} ({})", broken->message, broken->source)};
+    return fault_of_rule(stack.rules == nullptr ? nullptr : stack.rules->first_broken(plan), stack);
+}
+
+plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack, const OpenRules& rules) {
+    if (plan::PlanFault fault = check_offers(plan, stack)) return fault;
+    return fault_of_rule(rules.first_broken(plan), stack);
 }
 
 bool fuses_experts(const plan::Plan& plan, const Stack& stack) {

@@ -156,6 +156,7 @@ private:
     static constexpr std::size_t most_stages = 8192; // known between branches, some KB each
     std::unordered_map<plan::PlanKey<plan::Subject::cut>, std::unique_ptr<Stages>, plan::PlanKeyHash> known_stages_;
     std::vector<Stages*> stages_;
+    std::unordered_map<plan::PlanKey<plan::Subject::cut>, double, plan::PlanKeyHash> known_visits_; // of least_visit()
     std::vector<estimate::Placements> placements_;
     // Parts of all segments, dense and routed: early_terms() is asked often.
     using Parts = std::vector<const LayerPart*>;

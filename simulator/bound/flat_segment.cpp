@@ -276,7 +276,7 @@ std::vector<std::int32_t> signature(const program::Program& segment) {
             if (const program::NormAttr* norm =
                     std::get_if<program::NormAttr>(&op.attr)) // Recomputation reaches norms by `within`.
                 text.push_back(static_cast<std::int32_t>(norm->within));
-            for (const std::vector<program::TensorId>* ids : {&op.in, &op.out}) {
+            for (const program::Operands* ids : {&op.in, &op.out}) {
                 for (const program::TensorId id : *ids)
                     text.push_back(id == program::no_tensor ? program::no_tensor : memory::root(segment, id));
                 text.push_back(-3);

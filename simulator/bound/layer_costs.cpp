@@ -17,6 +17,7 @@ void FastBoundModel::list_segments(const std::shared_ptr<const model::Model>& mo
     dense_parts_.clear();
     routed_parts_.clear();
     known_stages_.clear();
+    known_visits_.clear();
     model_ = model;
     segments_.clear();
     counts_.clear();

@@ -36,7 +36,7 @@ LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
         for (const program::Op& op : segment.program.templates[side].ops) {
             if (part_of(op) != kind) continue;
             held.clear();
-            for (const std::vector<program::TensorId>* ids : {&op.in, &op.out})
+            for (const program::Operands* ids : {&op.in, &op.out})
                 for (const program::TensorId id : *ids) {
                     if (id == program::no_tensor) continue;
                     const program::TensorId base = segment.program.tensors[static_cast<std::size_t>(id)].base;

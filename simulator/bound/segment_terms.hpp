@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,8 +73,16 @@ public:
     const Terms& keep(const TermsKey& key, const Terms& terms);
 
 private:
+    struct TextHash {
+        std::size_t operator()(const std::vector<std::int32_t>& text) const {
+            std::uint64_t sum = text.size();
+            for (const std::int32_t word : text)
+                sum = (sum ^ static_cast<std::uint32_t>(word)) * 0x9E3779B97F4A7C15U + (sum >> 29);
+            return static_cast<std::size_t>(sum ^ sum >> 32);
+        }
+    };
     std::mutex mutex_;
-    std::map<std::vector<std::int32_t>, std::unique_ptr<Shape>> shapes_;
+    std::unordered_map<std::vector<std::int32_t>, std::unique_ptr<Shape>, TextHash> shapes_;
     std::unordered_map<PlainKey, Shape*, KeyHash> known_shapes_;
     std::unordered_map<TermsKey, Terms, KeyHash> terms_;
     std::vector<std::shared_ptr<const model::Model>> models_; // kept alive: keys name them by address

@@ -209,8 +209,10 @@ double FastBoundModel::least_bytes(const plan::Plan& plan) {
 
 double FastBoundModel::least_visit(const plan::Plan& plan) {
     if ((plan.offload & plan::offload::optimizer) == 0) return 0.0;
+    const plan::PlanKey<plan::Subject::cut> key(plan);
+    if (const auto known = known_visits_.find(key); known != known_visits_.end()) return known->second;
     const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
-    return visit_seconds(costs, whole_model(plan).visiting / plan.pp);
+    return known_visits_.emplace(key, visit_seconds(costs, whole_model(plan).visiting / plan.pp)).first->second;
 }
 
 const FastBoundModel::KeptSegments& FastBoundModel::kept(const Layers& layers, Stages& stages) {

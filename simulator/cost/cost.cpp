@@ -29,9 +29,15 @@ CostModel::CostModel(const plan::Plan& plan, const stack::Stack& stack, const Ma
 }
 
 GroupLinks CostModel::links(plan::Group group) const {
+    const auto known =
+        std::find_if(links_.begin(), links_.end(), [group](const auto& of) { return of.first == group; });
+    if (known != links_.end()) return known->second;
     const Placement placement = machine_.routes.placement(plan_, group);
-    return {placement,           machine_.routes.of(placement), plan_.hardware->nvlink, plan_.hardware->pcie,
-            plan_.hardware->nic, stack_.costs.collective};
+    const GroupLinks found{
+        placement,           machine_.routes.of(placement), plan_.hardware->nvlink, plan_.hardware->pcie,
+        plan_.hardware->nic, stack_.costs.collective};
+    links_.emplace_back(group, found);
+    return found;
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include "simulator/cost/measured.hpp"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace moe::cost {
@@ -40,7 +41,7 @@ struct Machine {
 
 struct Rates;
 
-// Prices ops of one plan. Sound for Programs and segments lowered from the plan alone.
+// Prices ops of one plan. Sound for Programs and segments lowered from the plan alone. For one thread.
 class CostModel {
 public:
     // `machine` must be of the plan's hardware and outlive the model.
@@ -68,7 +69,8 @@ private:
     const plan::Plan& plan_;
     const stack::Stack& stack_;
     const Machine& machine_;
-    double spread_ = 0.0; // spread of rows over the experts of a rank
+    double spread_ = 0.0;                                           // spread of rows over the experts of a rank
+    mutable std::vector<std::pair<plan::Group, GroupLinks>> links_; // of the groups that were asked for
 };
 
 // Costs of a whole Program: [template][op].

@@ -76,8 +76,7 @@ private:
         program_.tensors.push_back(std::move(tensor));
         return static_cast<program::TensorId>(program_.tensors.size() - 1);
     }
-    int add_message(int lane, program::Stream stream, std::vector<program::TensorId> in,
-                    std::vector<program::TensorId> out) {
+    int add_message(int lane, program::Stream stream, program::Operands in, program::Operands out) {
         program::Op op;
         op.kind = program::OpKind::send;
         op.stream = stream;

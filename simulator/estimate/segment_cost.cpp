@@ -2,6 +2,7 @@
 #include "simulator/estimate/segment_cost.hpp"
 
 #include "planner/lower/passes/first_gradients.hpp"
+#include "simulator/replay/op_steps.hpp"
 #include "simulator/replay/ranks.hpp"
 
 #include <algorithm>
@@ -20,11 +21,12 @@ double end_of(const replay::RankRun& run) {
 class Alone {
 public:
     Alone(const stack::Stack& stack, std::shared_ptr<const program::Program> program,
-          std::shared_ptr<const cost::ProgramCosts> costs, std::shared_ptr<const memory::Reuses> reuses,
-          cost::ContentionPrice contention, int slot)
+          std::shared_ptr<const cost::ProgramCosts> costs, std::shared_ptr<const replay::OpSteps> steps,
+          std::shared_ptr<const memory::Reuses> reuses, cost::ContentionPrice contention, int slot)
         : stack_(stack),
           program_(std::move(program)),
           costs_(std::move(costs)),
+          steps_(std::move(steps)),
           reuses_(std::move(reuses)),
           contention_(contention) {
         unit_.lanes[0] = {slot};
@@ -41,6 +43,7 @@ public:
         replay::RankRun run;
         run.program = program_;
         run.costs = costs_;
+        run.steps = steps_;
         run.reuses = reuses_;
         run.contention = contention_;
         replay::play_segment(stack_, run, {unit_}, start, late, replay::far_ahead);
@@ -90,6 +93,7 @@ private:
     const stack::Stack& stack_;
     std::shared_ptr<const program::Program> program_;
     std::shared_ptr<const cost::ProgramCosts> costs_;
+    std::shared_ptr<const replay::OpSteps> steps_;
     std::shared_ptr<const memory::Reuses> reuses_;
     cost::ContentionPrice contention_;
     replay::Unit unit_;
@@ -128,7 +132,7 @@ std::vector<BucketUse> uses_of(const program::Program& program, const passes::Fi
         const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
         return base == program::no_tensor ? id : base;
     };
-    const auto touches = [&root](const std::vector<program::TensorId>& ids, program::TensorId what) {
+    const auto touches = [&root](const program::Operands& ids, program::TensorId what) {
         return std::any_of(ids.begin(), ids.end(),
                            [&](program::TensorId id) { return id != program::no_tensor && root(id) == what; });
     };
@@ -170,8 +174,9 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
     SegmentCost result;
     const std::shared_ptr<const memory::Reuses> reuses = replay::reuses_in(plan, *program);
     const cost::ContentionPrice contention = model.contention_price();
-    const Alone alone[2] = {{model.stack(), program, costs, reuses, contention, 0},
-                            {model.stack(), program, costs, reuses, contention, 1}};
+    const auto steps = std::make_shared<const replay::OpSteps>(*program, *costs);
+    const Alone alone[2] = {{model.stack(), program, costs, steps, reuses, contention, 0},
+                            {model.stack(), program, costs, steps, reuses, contention, 1}};
     replay::RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result.forward : result.backward;
@@ -181,7 +186,7 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
         time.max_plus = alone[slot].max_plus();
         if (alone[slot].runs_ahead()) run_on(time, period(time.max_plus));
     }
-    const Alone first_backward(model.stack(), program, costs, reuses, contention,
+    const Alone first_backward(model.stack(), program, costs, steps, reuses, contention,
                                static_cast<int>(program->templates.size()) - 1);
     result.first_backward = result.backward;
     if (program->templates.size() > 2) {

@@ -173,6 +173,7 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         micro_batch_input_bytes(plan) * plan.micro_batches() + 4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
         (plan.pp > 1 ? group_bit(emit::groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(emit::groups::world) : 0);
+    const double library = memory::library_memory(plan);
     double worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
         double bytes = inputs, visiting = 0.0, muon = 0.0, tables = 0.0,
@@ -196,8 +197,7 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         activations += static_cast<double>(kept[static_cast<std::size_t>(r)].merges
                                                ? workspace.forward + workspace.backward
                                                : std::max(workspace.forward, workspace.backward));
-        bytes += std::max({activations, visiting + muon, tables}) + memory::library_memory(plan) +
-                 communicator_bytes(plan, r, used, slots);
+        bytes += std::max({activations, visiting + muon, tables}) + library + communicator_bytes(plan, r, used, slots);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
 #include "planner/lower/emit/parameters.hpp"
+#include "planner/lower/unnamed.hpp"
 #include "planner/memory/retry_memory.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/overflow_retry.hpp"
@@ -26,6 +27,7 @@ struct FastEstimator::State {
     estimate::Orders orders;
     bound::SegmentLibrary library;
     bound::PartFloors parts;
+    replay::RowRoom rows;
 };
 
 namespace {
@@ -182,7 +184,7 @@ double laid_out(const plan::Plan& plan) {
     const double inputs = estimate::micro_batch_input_bytes(plan) * (plan.micro_batches() - enough.micro_batches());
     double worst = 0.0;
     for (int rank = 0; rank < plan.pp; ++rank) {
-        const program::Program program = lower::lower(enough, rank);
+        const program::Program program = lower::lower_unnamed(enough, rank);
         worst = std::max(worst, replay::rank_memory_bytes(plan, program, memory::plan_memory(program).arena_bytes));
     }
     return (worst + inputs) * (plan.hardware->cpu ? plan.gpus : 1);
@@ -238,11 +240,11 @@ double catches_up(const replay::Simulation& shorter, const replay::Simulation& l
 
 // Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly. Where the
 // host has yet to catch up, for twice as many, up to three times.
-search::Estimate played_by_ops(const plan::Plan& plan, const stack::Stack& stack) {
+search::Estimate played_by_ops(const plan::Plan& plan, const stack::Stack& stack, replay::RowRoom& rows) {
     plan::Plan few = plan;
     const auto played = [&](int micro_batches) {
         few.gbs = plan.mbs * plan.dp * micro_batches;
-        return replay::timed(few, stack);
+        return replay::timed(few, stack, rows);
     };
     estimate::Probe probe(plan);
     if (plan.pp == 1) probe.shorter = 2, probe.longer = 3;
@@ -279,8 +281,8 @@ constexpr std::int64_t played_whole = 600; // micro-batches times ranks that pla
 search::Estimate FastEstimator::play(const plan::Plan& plan) {
     const stack::Stack& stack = state_->segments.stack();
     const std::int64_t micro_batches = std::int64_t{plan.micro_batches()} * plan.pp; // micro-batches of all ranks
-    return priced(plan,
-                  micro_batches <= played_whole ? replay::timed(plan, stack).estimate : played_by_ops(plan, stack));
+    return priced(plan, micro_batches <= played_whole ? replay::timed(plan, stack, state_->rows).estimate
+                                                      : played_by_ops(plan, stack, state_->rows));
 }
 
 search::Estimate FastEstimator::priced(const plan::Plan& plan, search::Estimate e) {
@@ -291,7 +293,7 @@ search::Estimate FastEstimator::priced(const plan::Plan& plan, search::Estimate 
 
 search::Estimate FastEstimator::estimate(const plan::Plan& plan) {
     if (plan.hardware->cpu) return replay::simulate(plan, state_->segments.stack(), false).estimate;
-    if (needs_ops(plan)) return priced(plan, played_by_ops(plan, state_->segments.stack()));
+    if (needs_ops(plan)) return priced(plan, played_by_ops(plan, state_->segments.stack(), state_->rows));
     search::Estimate e;
     const estimate::StepModel model =
         estimate::model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <unordered_map>
 
 namespace moe::replay {
@@ -42,7 +43,8 @@ public:
           units_(std::move(units)),
           exchange_(exchange),
           contention_(run.contention),
-          steps_(*run.program, *run.costs),
+          shared_steps_(run.steps ? run.steps : std::make_shared<const OpSteps>(*run.program, *run.costs)),
+          steps_(*shared_steps_),
           host_(start.host) {
         written_.assign(steps_.size(), 0.0);
         read_.assign(steps_.size(), 0.0);
@@ -84,12 +86,12 @@ public:
                 const Candidate c = candidate(lane);
                 if (c.start == unknown)
                     missing = true;
-                else if (!best.op || c.start < best.start || (c.start == best.start && preferred(lane)))
+                else if (!best.step || c.start < best.start || (c.start == best.start && preferred(lane)))
                     best = c;
             }
-            if (missing && !(guess && best.op)) return moved;
+            if (missing && !(guess && best.step)) return moved;
             if (missing) guess = false;
-            if (!best.op) {
+            if (!best.step) {
                 ++unit_;
                 begin_unit();
                 continue;
@@ -119,10 +121,11 @@ private:
         std::vector<double> ended;                    // seconds at which ops of the slot ended, where memory is reused
         const program::Slot* in = nullptr;            // the slot that it is in, and its template
         std::size_t t = 0;
+        const std::vector<OpSteps::Step>* steps = nullptr;
         std::vector<std::uint32_t> turns; // the slot's micro-batch modulo each of steps_.cycles()
     };
     struct Candidate {
-        const program::Op* op = nullptr;
+        const OpSteps::Step* step = nullptr;
         int lane = 0;
         double start = 0.0, issue = 0.0, arrival = 0.0;
     };
@@ -155,10 +158,15 @@ private:
         if (done() || position.slot >= units_[unit_].lanes[lane].size()) return;
         position.in = &program_.slots[slot_index(lane)];
         position.t = static_cast<std::size_t>(position.in->index);
+        position.steps = &steps_.steps(position.t);
         const std::vector<int>& cycles = steps_.cycles();
         position.turns.resize(cycles.size());
         for (std::size_t i = 0; i < cycles.size(); ++i)
             position.turns[i] = static_cast<std::uint32_t>(position.in->micro_batch % cycles[i]);
+    }
+    const program::Op& op_at(const Position& position) const { return program_.templates[position.t].ops[position.op]; }
+    std::int64_t message_of(const Position& position) const {
+        return Exchange::key(std::get<program::PeerAttr>(op_at(position).attr), position.in->micro_batch);
     }
     std::size_t slot_index(int lane) const {
         return static_cast<std::size_t>(units_[unit_].lanes[lane][position_[lane].slot]);
@@ -166,16 +174,14 @@ private:
 
     Candidate candidate(int lane) {
         Position& position = position_[lane];
-        const program::Template& tmpl = program_.templates[position.t];
-        if (tmpl.ops.empty()) return next_slot(lane);
-        const program::Op& op = tmpl.ops[position.op];
-        const OpSteps::Step& step = steps_.step(position.t, position.op);
-        Candidate c{&op, lane, 0.0, host_, 0.0};
+        if (position.steps->empty()) return next_slot(lane);
+        const OpSteps::Step& step = (*position.steps)[position.op];
+        Candidate c{&step, lane, 0.0, host_, 0.0};
         double inputs = 0.0;
         for (const OpSteps::Clock& clock : steps_.reads(step))
             inputs = std::max(inputs, written_[index(clock, position)]);
         if (step.cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
-        double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(step.stream)]);
+        double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(step.row.stream)]);
         for (const OpSteps::Clock& clock : steps_.writes(step)) {
             const std::size_t i = index(clock, position);
             ready = std::max({ready, written_[i], read_[i]});
@@ -185,12 +191,11 @@ private:
                 ready = std::max(ready, position.ended[static_cast<std::size_t>(other)]);
         c.start = std::max(ready, c.issue);
         if (step.receives) {
-            const auto message =
-                exchange_.sent.find(Exchange::key(std::get<program::PeerAttr>(op.attr), position.in->micro_batch));
-            if (message == exchange_.sent.end()) return {&op, lane, unknown, 0.0, 0.0};
+            const auto message = exchange_.sent.find(message_of(position));
+            if (message == exchange_.sent.end()) return {&step, lane, unknown, 0.0, 0.0};
             c.arrival = message->second;
         } else if (step.meets) {
-            if (!meet(c)) return {&op, lane, unknown, 0.0, 0.0};
+            if (!meet(c)) return {&step, lane, unknown, 0.0, 0.0};
         }
         return c;
     }
@@ -257,11 +262,9 @@ private:
 
     // Tokens on their way and a collective of tensor parallelism beside them share the links: each gets half while both
     // last. An op that has begun is not put off any more.
-    double shared_seconds(const program::Op& op, double start, double seconds) {
+    double shared_seconds(const program::TimelineRow& op, double start, double seconds) const {
         const bool tokens = op.stream == program::Stream::expert;
-        if (run_.reuses == nullptr || !program::is_communication(op.kind) ||
-            (!tokens && op.stream != program::Stream::tensor))
-            return 0.0;
+        if (!program::is_communication(op.kind) || (!tokens && op.stream != program::Stream::tensor)) return 0.0;
         const double other =
             stream_free_[static_cast<std::size_t>(tokens ? program::Stream::tensor : program::Stream::expert)];
         return std::clamp(other - start, 0.0, seconds);
@@ -269,55 +272,45 @@ private:
 
     void execute(const Candidate& c) {
         Position& position = position_[c.lane];
-        const program::Slot& slot = *position.in;
-        const program::Template& tmpl = program_.templates[position.t];
-        const OpSteps::Step& step = steps_.step(position.t, position.op);
+        const OpSteps::Step& step = *c.step;
         const cost::OpCost& cost = step.cost;
-        double busy = units_[unit_].merged() ? cost.merged : cost.device;
-        busy += shared_seconds(*c.op, c.start, busy);
-        busy += contention_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
+        const bool merged = units_[unit_].merged();
+        double busy = merged ? cost.merged : cost.device;
+        if (run_.reuses != nullptr) busy += shared_seconds(step.row, c.start, busy);
+        if (!run_.contention.none())
+            busy += contention_.longer(program_, op_at(position), std::max(c.start, c.arrival), busy, merged);
         const double end = std::max(c.start, c.arrival) + busy;
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;
-        stream_free_[static_cast<std::size_t>(c.op->stream)] = end;
+        stream_free_[static_cast<std::size_t>(step.row.stream)] = end;
         for (const OpSteps::Clock& clock : steps_.reads(step)) {
             double& last = read_[index(clock, position)];
             last = std::max(last, end);
         }
         for (const OpSteps::Clock& clock : steps_.writes(step)) written_[index(clock, position)] = end;
-        if (c.op->kind == program::OpKind::send)
-            exchange_.sent[Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch)] = end;
+        if (step.sends)
+            exchange_.sent[message_of(position)] = end;
         else if (step.receives)
-            exchange_.sent.erase(Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch));
+            exchange_.sent.erase(message_of(position));
         else if (step.meets)
             ++meeting_, arrived_ = false;
-        record(c, slot_index(c.lane), tmpl, end, busy);
+        record(c, end, busy);
         if (run_.reuses != nullptr) position.ended.push_back(end);
         position.passed += 1.0;
-        if (++position.op == tmpl.ops.size()) {
+        if (++position.op == position.steps->size()) {
             ++position.slot;
             enter_slot(c.lane);
         }
     }
 
-    void record(const Candidate& c, std::size_t s, const program::Template& tmpl, double end, double busy) {
-        const program::Slot& slot = program_.slots[s];
-        program::TimelineRow row;
+    void record(const Candidate& c, double end, double busy) {
+        program::TimelineRow& row = run_.rows.emplace_back(c.step->row);
         row.rank = run_.rank;
-        row.slot = static_cast<std::int32_t>(s);
-        row.op = static_cast<std::int32_t>(position_[c.lane].op);
-        row.layer = c.op->layer;
-        row.kind = c.op->kind;
-        row.stream = c.op->stream;
-        row.module = c.op->module;
-        row.phase = c.op->phase;
-        row.slot_kind = tmpl.kind;
-        row.chunk = static_cast<std::int16_t>(tmpl.chunk);
-        row.micro_batch = slot.micro_batch;
+        row.slot = static_cast<std::int32_t>(slot_index(c.lane));
+        row.micro_batch = position_[c.lane].in->micro_batch;
         row.start = c.start;
         row.end = end;
         row.busy = busy;
-        run_.rows.push_back(row);
         run_.host_bound.push_back(c.start == c.issue ? 1 : 0);
     }
 
@@ -327,7 +320,8 @@ private:
     std::vector<Unit> units_;
     Exchange& exchange_;
     Contention contention_;
-    OpSteps steps_;
+    std::shared_ptr<const OpSteps> shared_steps_;
+    const OpSteps& steps_;
     std::vector<double> written_, read_;
     std::vector<std::vector<double>> until_;
     std::vector<std::size_t> silent_from_; // first op that no communication follows, by template

@@ -28,15 +28,14 @@ public:
 
 private:
     // The place where those of `ids` begin in the list.
-    std::uint32_t add(const program::Program& program, const std::vector<program::TensorId>& ids) {
+    std::uint32_t add(const program::Program& program, const program::Operands& ids) {
         const auto from = static_cast<std::ptrdiff_t>(tensors_.size());
         for (const program::TensorId id : ids) {
             if (id == program::no_tensor) continue;
             const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-            tensors_.push_back(base == program::no_tensor ? id : base);
+            const program::TensorId root = base == program::no_tensor ? id : base;
+            if (std::find(tensors_.begin() + from, tensors_.end(), root) == tensors_.end()) tensors_.push_back(root);
         }
-        std::sort(tensors_.begin() + from, tensors_.end());
-        tensors_.erase(std::unique(tensors_.begin() + from, tensors_.end()), tensors_.end());
         return static_cast<std::uint32_t>(from);
     }
     std::span<const program::TensorId> between(std::uint32_t from, std::uint32_t to) const {

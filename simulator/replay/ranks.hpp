@@ -15,11 +15,14 @@
 
 namespace moe::replay {
 
+class OpSteps;
+
 struct RankRun {
     int rank = 0;       // global rank
     int represents = 1; // equal ranks that it stands for
     std::shared_ptr<const program::Program> program;
     std::shared_ptr<const cost::ProgramCosts> costs;
+    std::shared_ptr<const OpSteps> steps; // of program and costs, where several runs share them; null: made here
     std::shared_ptr<const memory::Reuses> reuses; // null: memory is no reason to wait
     cost::ContentionPrice contention;
     std::vector<program::TimelineRow> rows; // rows in the order of execution, which is that of start on each stream

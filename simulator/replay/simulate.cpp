@@ -2,6 +2,7 @@
 #include "simulator/replay/simulate.hpp"
 
 #include "planner/lower/lower.hpp"
+#include "planner/lower/unnamed.hpp"
 #include "planner/memory/library_memory.hpp"
 #include "planner/memory/retry_memory.hpp"
 #include "planner/model/model.hpp"
@@ -37,10 +38,11 @@ struct StagePrograms {
     std::vector<std::shared_ptr<const memory::Reuses>> reuses; // reuses by stage
 };
 
-StagePrograms lower_all(const plan::Plan& plan, const cost::CostModel& model) {
+StagePrograms lower_all(const plan::Plan& plan, const cost::CostModel& model, bool named) {
     StagePrograms result;
     for (int stage = 0; stage < plan.pp; ++stage) {
-        auto program = std::make_shared<const program::Program>(lower::lower(plan, stage));
+        auto program = std::make_shared<const program::Program>(named ? lower::lower(plan, stage)
+                                                                      : lower::lower_unnamed(plan, stage));
         result.costs.push_back(std::make_shared<const cost::ProgramCosts>(cost::price(model, *program)));
         result.reuses.push_back(plan.hardware->cpu ? nullptr : reuses_in(plan, *program));
         result.programs.push_back(std::move(program));
@@ -166,7 +168,8 @@ struct Played {
 };
 
 // Fills what simulate() says of time.
-Played play(const plan::Plan& plan, const stack::Stack& stack, routing::SkewPoint point, Simulation& result) {
+Played play(const plan::Plan& plan, const stack::Stack& stack, routing::SkewPoint point, Simulation& result,
+            RowRoom* room = nullptr) {
     result.timed = result.planned = plan;
     if (routing::skewed(plan)) {
         const routing::StepLoads loads = routing::LoadTables().of(plan);
@@ -176,12 +179,14 @@ Played play(const plan::Plan& plan, const stack::Stack& stack, routing::SkewPoin
     const cost::Machine machine(*plan.hardware);
     const cost::CostModel model(result.timed, stack, machine);
     Played played;
-    played.lowered = lower_all(result.timed, model);
+    played.lowered = lower_all(result.timed, model, room == nullptr);
     played.runs = representatives(result.timed, played.lowered, model.contention_price());
     for (std::size_t stage = 0; stage < played.lowered.programs.size(); ++stage)
         result.core_seconds =
             std::max(result.core_seconds, core_seconds(*played.lowered.programs[stage], *played.lowered.costs[stage]));
     std::vector<RankRun>& runs = played.runs;
+    if (room != nullptr)
+        for (RankRun& run : runs) run.rows = room->take();
     if (plan.hardware->cpu)
         play_cores(result.timed, runs);
     else
@@ -207,9 +212,24 @@ Played play(const plan::Plan& plan, const stack::Stack& stack, routing::SkewPoin
 
 } // namespace
 
-Simulation timed(const plan::Plan& plan, const stack::Stack& stack) {
+std::vector<program::TimelineRow> RowRoom::take() {
+    const std::lock_guard lock(mutex_);
+    if (spare_.empty()) return {};
+    std::vector<program::TimelineRow> rows = std::move(spare_.back());
+    spare_.pop_back();
+    return rows;
+}
+
+void RowRoom::give(std::vector<program::TimelineRow> rows) {
+    rows.clear();
+    const std::lock_guard lock(mutex_);
+    spare_.push_back(std::move(rows));
+}
+
+Simulation timed(const plan::Plan& plan, const stack::Stack& stack, RowRoom& room) {
     Simulation result;
-    const Played played = play(plan, stack, routing::SkewPoint::mean, result);
+    Played played = play(plan, stack, routing::SkewPoint::mean, result, &room);
+    for (RankRun& run : played.runs) room.give(std::move(run.rows));
     search::Estimate& e = result.estimate;
     if (plan.offload != 0)
         for (const std::shared_ptr<const program::Program>& program : played.lowered.programs)

@@ -9,6 +9,7 @@
 #include "simulator/routing/routing.hpp"
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 namespace moe::replay {
@@ -37,9 +38,20 @@ struct Simulation {
 Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep_rows = true,
                     routing::SkewPoint point = routing::SkewPoint::mean);
 
-// simulate() without memory, whose members stay empty, and without rows; the estimate has no memory_bytes, and fits if
-// the host's memory does. For those who know the bytes otherwise.
-Simulation timed(const plan::Plan& plan, const stack::Stack& stack);
+// Room for the rows of plays, megabytes for each: what one play leaves is the next one's. Thread-safe.
+class RowRoom {
+public:
+    std::vector<program::TimelineRow> take();
+    void give(std::vector<program::TimelineRow> rows);
+
+private:
+    std::mutex mutex_;
+    std::vector<std::vector<program::TimelineRow>> spare_;
+};
+
+// simulate() without memory, whose members stay empty, and without rows, which `room` gets back; the estimate has no
+// memory_bytes, and fits if the host's memory does. For those who know the bytes otherwise.
+Simulation timed(const plan::Plan& plan, const stack::Stack& stack, RowRoom& room);
 
 // Arena plus what a rank holds outside of it: context and one buffer per communication group that it is a member of.
 double rank_memory_bytes(const plan::Plan& plan, const program::Program& program, std::int64_t arena_bytes);

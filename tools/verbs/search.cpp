@@ -63,11 +63,12 @@ void print_plans(Console& console, const search::SearchResult& result, const Ran
 
 // Steps over the lengths of documents, of the plans that are shown.
 void add_document_steps(const search::SearchResult& result, const stack::Stack& stack, Ranking& ranking) {
+    replay::RowRoom rows;
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];
         if (plan.masked_lengths().bins.empty()) continue;
         ranking.plans[i].documents =
-            replay::document_steps(plan, replay::timed(plan, stack).core_seconds, estimate.step_seconds);
+            replay::document_steps(plan, replay::timed(plan, stack, rows).core_seconds, estimate.step_seconds);
     }
 }
 

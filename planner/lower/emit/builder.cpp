@@ -81,7 +81,7 @@ program::TensorId Builder::tensor(std::string name, program::Dtype dtype, std::i
 double Builder::operand_bytes(const program::Op& op) const {
     double bytes = 0.0;
     // A packed operand (query|key|value) is named several times but moved once.
-    const auto add = [&](const std::vector<program::TensorId>& ids, double gradient_factor) {
+    const auto add = [&](const program::Operands& ids, double gradient_factor) {
         for (std::size_t i = 0; i < ids.size(); ++i) {
             const bool repeated = std::find(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids[i]) !=
                                   ids.begin() + static_cast<std::ptrdiff_t>(i);
@@ -95,8 +95,7 @@ double Builder::operand_bytes(const program::Op& op) const {
     return bytes;
 }
 
-program::Op& Builder::emit(program::OpKind kind, std::vector<program::TensorId> in, std::vector<program::TensorId> out,
-                           program::Attr attr) {
+program::Op& Builder::emit(program::OpKind kind, program::Operands in, program::Operands out, program::Attr attr) {
     program::Op& op = current().ops.emplace_back();
     op.kind = kind;
     op.module = module;
@@ -109,9 +108,8 @@ program::Op& Builder::emit(program::OpKind kind, std::vector<program::TensorId> 
     return op;
 }
 
-program::Op& Builder::communicate(program::OpKind kind, plan::Group group, program::Stream stream,
-                                  std::vector<program::TensorId> in, std::vector<program::TensorId> out,
-                                  program::Attr attr) {
+program::Op& Builder::communicate(program::OpKind kind, plan::Group group, program::Stream stream, program::Operands in,
+                                  program::Operands out, program::Attr attr) {
     program::Op& op = emit(kind, std::move(in), std::move(out), std::move(attr));
     op.group = group;
     op.stream = stream;

@@ -77,11 +77,9 @@ public:
     double expected_rows(program::TensorId id) const { return at(id).expected_rows; }
 
     // Appends an op; bytes default to its operands' (outputs that are accumulated into count twice), FLOPs to 0.
-    program::Op& emit(program::OpKind kind, std::vector<program::TensorId> in, std::vector<program::TensorId> out,
-                      program::Attr attr = {});
-    program::Op& communicate(program::OpKind kind, plan::Group group, program::Stream stream,
-                             std::vector<program::TensorId> in, std::vector<program::TensorId> out,
-                             program::Attr attr = {});
+    program::Op& emit(program::OpKind kind, program::Operands in, program::Operands out, program::Attr attr = {});
+    program::Op& communicate(program::OpKind kind, plan::Group group, program::Stream stream, program::Operands in,
+                             program::Operands out, program::Attr attr = {});
 
     // C[m, n] (+)= op(A) op(B).
     program::Op& gemm(program::TensorId a, program::TensorId b, program::TensorId c, program::GemmAttr attr);

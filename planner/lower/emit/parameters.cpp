@@ -43,9 +43,9 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     if (sealed_ || has(key)) fail("parameter '{}' is declared twice or too late", key);
     const plan::Domain domain = parameters.front().domain;
     const std::uint16_t axis = parameters.front().cut;
-    const auto other = std::stable_partition(parameters.begin(), parameters.end(),
-                                             [axis](const program::Parameter& p) { return p.cut == axis; });
-    if (other != parameters.end()) {
+    const auto cut_alike = [axis](const program::Parameter& p) { return p.cut == axis; };
+    if (!std::all_of(parameters.begin(), parameters.end(), cut_alike)) {
+        const auto other = std::stable_partition(parameters.begin(), parameters.end(), cut_alike);
         declare(key + beside, {other, parameters.end()}, quantized, decay, copies, precision);
         parameters.erase(other, parameters.end());
     }
@@ -66,8 +66,11 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
         plan_.optimizer.muon && decay && std::all_of(parameters.begin(), parameters.end(), [](const auto& p) {
             return p.rows > 1 && p.cols > 1 && p.padded_rows == 0 && p.name.find("conv1d") == std::string::npos;
         });
-    const std::vector<bool> open = closed_;
-    if (alone) closed_.assign(closed_.size(), true);
+    std::vector<bool> open;
+    if (alone) {
+        open = closed_;
+        closed_.assign(closed_.size(), true);
+    }
     const int index = bucket_for(domain, cut, quantized, low, muon, plan_.lora.on() && !adapters_);
     if (alone) {
         std::copy(open.begin(), open.end(), closed_.begin());

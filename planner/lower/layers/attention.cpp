@@ -246,7 +246,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
              a_.v_dim,
              a_.query_scale};
     const program::TensorId rotated = b.activation("qkv_rope", tokens, gated() ? packed : width);
-    std::vector<program::TensorId> in{qkv, rope_positions(b)}, out{rotated};
+    program::Operands in{qkv, rope_positions(b)}, out{rotated};
     if (norm) {
         head_rstd_ = b.tensor("qk_rstd", program::Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
         out.push_back(head_rstd_);
@@ -254,7 +254,7 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     if (norm && !a_.plain_qk_norm) {
         q_head_norm_ = b.weight(key_ + ".q_norm", a_.q_norm(), 1);
         k_head_norm_ = b.weight(key_ + ".k_norm", a_.k_norm(), 1);
-        in.insert(in.end(), {q_head_norm_.value, k_head_norm_.value});
+        in.append({q_head_norm_.value, k_head_norm_.value});
     }
     b.emit(program::OpKind::rope, in, out, rope_);
     program::AttentionAttr attr;
@@ -285,10 +285,10 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
     attend_backward(b, doutput, drotated, drotated, drotated);
     b.module = program::Module::attn_in;
     program::TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
-    std::vector<program::TensorId> in{drotated, rope_positions(b)}, out{dqkv};
+    program::Operands in{drotated, rope_positions(b)}, out{dqkv};
     if (rope_.norm) {
-        in.insert(in.end(), {qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});
-        if (!a_.plain_qk_norm) out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
+        in.append({qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});
+        if (!a_.plain_qk_norm) out.append({q_head_norm_.gradient, k_head_norm_.gradient});
     }
     b.emit(program::OpKind::rope_grad, in, out, rope_);
     if (a_.value_norm) {

@@ -79,7 +79,7 @@ program::AttentionAttr ring_step(program::AttentionAttr a, int ring, int step, b
 
 // Where the document of each query begins, or its chunk, is the operand behind all others.
 void add_documents(const emit::Builder& b, const program::AttentionAttr& attr, std::size_t operands,
-                   std::vector<program::TensorId>& in) {
+                   program::Operands& in) {
     if (!attr.documents) return;
     in.resize(operands, program::no_tensor);
     in.push_back(attr.chunk > 0 ? b.program().io.chunk_starts : b.program().io.document_starts);
@@ -125,7 +125,7 @@ program::TensorId AttentionLayer::attend_cached(emit::Builder& b, program::Tenso
     };
     const program::TensorId keys = cache("key", key_columns(attr)), values = cache("value", value_columns(attr));
     const program::TensorId o = b.activation("attn_out", b.at(q).rows, std::int64_t{attr.heads} * attr.v_dim);
-    std::vector<program::TensorId> in{q, k, v, b.program().io.positions};
+    program::Operands in{q, k, v, b.program().io.positions};
     if (sinks != program::no_tensor) in.push_back(sinks);
     b.emit(program::OpKind::attention_cached, std::move(in), {o, keys, values}, attr).flops = core_flops(attr, false);
     return o;
@@ -166,9 +166,9 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
     for (int step = 0; step < steps; ++step) {
         const program::TensorId next =
             step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : program::no_tensor;
-        std::vector<program::TensorId> in{q_, step == 0 ? k_ : kv, step == 0 ? v_ : kv};
+        program::Operands in{q_, step == 0 ? k_ : kv, step == 0 ? v_ : kv};
         if (step > 0)
-            in.insert(in.end(), {program::no_tensor, o_, lse_}); // Sinks join the sum once.
+            in.append({program::no_tensor, o_, lse_}); // Sinks join the sum once.
         else if (sinks != program::no_tensor)
             in.push_back(sinks);
         add_documents(b, attr_, 6, in);
@@ -189,8 +189,8 @@ program::TensorId AttentionLayer::ring_backward(emit::Builder& b, program::Tenso
         const program::TensorId next =
             step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : program::no_tensor;
         program::TensorId dkv = b.activation("dkv", b.at(kv).rows, b.at(kv).cols);
-        std::vector<program::TensorId> in{doutput, q_, kv, kv, o_, lse_};
-        if (step > 1) in.insert(in.end(), {program::no_tensor, dq});
+        program::Operands in{doutput, q_, kv, kv, o_, lse_};
+        if (step > 1) in.append({program::no_tensor, dq});
         add_documents(b, attr_, 8, in);
         b.emit(program::OpKind::attention_grad, std::move(in), {dq, dkv, dkv}, ring_step(attr_, steps, step, step > 1))
             .flops = core_flops(attr_, true);
@@ -214,7 +214,7 @@ void AttentionLayer::attend_backward(emit::Builder& b, program::TensorId doutput
     }
     const int steps = ring_steps(b);
     const program::TensorId arrived = steps > 1 ? ring_backward(b, doutput, dq) : program::no_tensor;
-    std::vector<program::TensorId> in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
+    program::Operands in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
     if (a_.sinks || steps > 1) in.push_back(a_.sinks ? sinks_.value : program::no_tensor);
     if (steps > 1) in.push_back(dq);
     add_documents(b, attr_, 8, in);

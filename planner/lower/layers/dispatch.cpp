@@ -147,7 +147,7 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
     if (forward) {
         program::TensorId counts = b.tensor("expert_counts", program::Dtype::i32, moe_.experts, 1);
         row_of_ = b.tensor("row_of", program::Dtype::i32, copies, 1);
-        std::vector<program::TensorId> map{counts, row_of_};
+        program::Operands map{counts, row_of_};
         if (whole.padded > 0) map.push_back(b.tensor("expert_counts_padded", program::Dtype::i32, moe_.experts, 1));
         b.emit(program::OpKind::permute_map, {kept_}, map, whole);
         count_load(b, counts);
@@ -175,7 +175,7 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
         const program::TensorId probs =
             forward ? b.tensor(name + ".probs", program::Dtype::f32, cap, 1, expected) : program::no_tensor;
         const program::RowsAttr attr{h, cap, moe_.experts, plan.ep, plan.etp, false};
-        std::vector<program::TensorId> in{x, all_counts_, row_of_}, out{rows};
+        program::Operands in{x, all_counts_, row_of_}, out{rows};
         if (forward) {
             in.push_back(weight);
             out.push_back(probs);
@@ -269,11 +269,11 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(emit::Builder& b, program::TensorId
     const program::Dtype dtype = b.at(tokens).dtype;
     const program::TensorId rows = b.tensor(low ? name + ".low" : name, dtype, cap, h, expected);
     Rows out{low ? program::no_tensor : rows, program::no_tensor, low ? rows : program::no_tensor};
-    std::vector<program::TensorId> in{tokens, all_counts_, row_of_, weight}, results{rows};
+    program::Operands in{tokens, all_counts_, row_of_, weight}, results{rows};
     if (forward) {
         out.probs = b.tensor(name + ".probs", program::Dtype::f32, cap, 1, expected);
         places_ = b.tensor("places", program::Dtype::i32, b.local_tokens() * b.plan().ep, moe_.top_k);
-        results.insert(results.end(), {out.probs, places_});
+        results.append({out.probs, places_});
     } else {
         in.push_back(places_);
     }
@@ -287,7 +287,7 @@ MoeLayer::Rows MoeLayer::combine_over_peers(emit::Builder& b, Rows rows, const s
     const std::int64_t tokens = b.local_tokens(), h = width();
     const std::int64_t parts = tokens * std::min(moe_.top_k, b.plan().ep);
     Rows out{b.activation(name, tokens, h), program::no_tensor};
-    std::vector<program::TensorId> in{rows.rows, all_counts_, row_of_, places_},
+    program::Operands in{rows.rows, all_counts_, row_of_, places_},
         results{out.rows, b.activation(name + ".parts", parts, h)};
     if (rows.probs != program::no_tensor) {
         in.push_back(rows.probs);

@@ -71,7 +71,7 @@ program::TensorId HeadLayer::labels(const emit::Builder& b) const {
 }
 
 // The operands of a loss, with the share of its labels behind them where documents mask some.
-std::vector<program::TensorId> HeadLayer::with_share(const emit::Builder& b, std::vector<program::TensorId> in) const {
+program::Operands HeadLayer::with_share(const emit::Builder& b, program::Operands in) const {
     if (b.plan().masks_documents()) in.push_back(b.program().io.label_shares[static_cast<std::size_t>(depth_)]);
     return in;
 }

@@ -36,9 +36,8 @@ struct Norm {
 };
 
 // y[attr.rows, attr.ffn] of an activation, quantized as it is written where products read it so.
-program::TensorId emit_activation(emit::Builder& b, const program::ActivationAttr& attr,
-                                  const std::vector<program::TensorId>& in, const std::string& name,
-                                  double expected_rows);
+program::TensorId emit_activation(emit::Builder& b, const program::ActivationAttr& attr, const program::Operands& in,
+                                  const std::string& name, double expected_rows);
 
 // Columns of heads that lie side by side in a row; none: the row is one piece.
 using HeadPieces = std::array<std::int64_t, 6>;
@@ -98,8 +97,8 @@ private:
     program::TensorId state_cached(emit::Builder& b);
     program::TensorId state_core_backward(emit::Builder& b, program::TensorId doutput);
     std::string name(const char* part) const; // of a tensor of a layer with a state
-    std::vector<program::TensorId> rule_operands(std::vector<program::TensorId> first) const;
-    static std::vector<program::TensorId> with_starts(const emit::Builder& b, std::vector<program::TensorId> in);
+    program::Operands rule_operands(program::Operands first) const;
+    static program::Operands with_starts(const emit::Builder& b, program::Operands in);
     program::TensorId mixer_core(emit::Builder& b,
                                  program::TensorId normed); // Kimi delta and compressed attention: priced, not executed
     program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
@@ -302,7 +301,7 @@ public:
 
 private:
     program::TensorId labels(const emit::Builder& b) const;
-    std::vector<program::TensorId> with_share(const emit::Builder& b, std::vector<program::TensorId> in) const;
+    program::Operands with_share(const emit::Builder& b, program::Operands in) const;
     const model::Model& model_;
     std::string key_, norm_name_;
     int depth_;

@@ -17,9 +17,8 @@ MlpLayer::MlpLayer(const model::Model& model, const model::LayerKind& kind, std:
       hf_(std::move(hf_prefix)),
       layer_(layer) {}
 
-program::TensorId emit_activation(emit::Builder& b, const program::ActivationAttr& attr,
-                                  const std::vector<program::TensorId>& in, const std::string& name,
-                                  double expected_rows) {
+program::TensorId emit_activation(emit::Builder& b, const program::ActivationAttr& attr, const program::Operands& in,
+                                  const std::string& name, double expected_rows) {
     const bool low = emit::quantizes_as_written(b, attr.ffn);
     const program::TensorId y = b.tensor(low ? name + ".row" : name, low ? b.quantized_dtype() : b.activation_dtype(),
                                          attr.rows, attr.ffn, expected_rows);
@@ -141,11 +140,11 @@ program::TensorId MlpLayer::backward(emit::Builder& b, program::TensorId dy) {
     const program::TensorId dact = emit::linear_backward_gathered(b, out_, d, name + "dfc2");
     if (!shared_) b.module = program::Module::moe_act_dense;
     const program::TensorId dpre = b.activation(name + "dfc1", b.at(pre_).rows, b.at(pre_).cols);
-    std::vector<program::TensorId> out{dpre, program::no_tensor};
+    program::Operands out{dpre, program::no_tensor};
     program::TensorId dpre_low = program::no_tensor;
     if (emit::quantizes_as_written(b, act_.ffn, act_.gated ? 2 : 1)) {
         dpre_low = b.tensor(in_.name + ".grad.row", b.quantized_dtype(), b.at(dpre).rows, b.at(dpre).cols);
-        out.insert(out.end(), {program::no_tensor, dpre_low});
+        out.append({program::no_tensor, dpre_low});
     }
     b.emit(program::OpKind::activation_grad, {dact, pre_, program::no_tensor, program::no_tensor}, out, act_);
     b.module = shared_ ? program::Module::shared_experts : program::Module::mlp;

@@ -173,7 +173,7 @@ void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
     }
     index_ = b.tensor("expert_index", program::Dtype::i32, tokens, moe_.top_k);
     weight_ = b.tensor("expert_weight", program::Dtype::f32, tokens, moe_.top_k);
-    std::vector<program::TensorId> in{logits_};
+    program::Operands in{logits_};
     if (moe_.router.expert_bias) {
         select_bias_ = b.weight(key_ + ".select_bias", moe_.experts, 1);
         in.push_back(select_bias_.value);
@@ -354,13 +354,13 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     if (!b.by_rows()) fc2_wgrad(act_saved_);
     b.module = program::Module::moe_act;
     const program::TensorId dh = b.activation("expert_dfc1", cap, inner, expected);
-    std::vector<program::TensorId> out{dh, early ? dprobs : program::no_tensor};
+    program::Operands out{dh, early ? dprobs : program::no_tensor};
     program::TensorId act = program::no_tensor, dh_low = program::no_tensor;
     if (b.by_rows()) { // The activation is written once more for wgrad, where widening would read and write.
         act = b.activation("expert_act_again", cap, f, expected);
         if (emit::quantizes_as_written(b, f, kind_.gated ? 2 : 1))
             dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, inner, expected);
-        out.insert(out.end(), {act, dh_low});
+        out.append({act, dh_low});
     }
     b.emit(program::OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : program::no_tensor, counts_}, out, act_);
     b.module = program::Module::experts;

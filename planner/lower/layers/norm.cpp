@@ -45,7 +45,7 @@ program::TensorId Norm::forward(emit::Builder& b, program::TensorId input, std::
     const std::int64_t rows = b.at(x).rows;
     y = b.activation(name, rows, cols);
     rstd = b.tensor(name + ".rstd", program::Dtype::f32, rows, b.model().layer_norm ? 2 : 1);
-    std::vector<program::TensorId> in{x, b.weight(key, cols, 1).value};
+    program::Operands in{x, b.weight(key, cols, 1).value};
     if (b.model().layer_norm_bias) in.push_back(b.weight(key + "_bias", cols, 1).value);
     b.emit(program::OpKind::rmsnorm, in, {y, rstd},
            program::NormAttr{rows, cols, b.at(x).cols, eps > 0.0 ? eps : b.model().norm_eps, within,
@@ -59,7 +59,7 @@ program::TensorId Norm::backward(emit::Builder& b, program::TensorId dy, program
     if (dx == program::no_tensor)
         dx = b.activation(b.at(y).name.substr(b.at(y).name.find('.') + 1) + ".dx", shape.rows, shape.cols);
     const emit::Weight w = b.weight(key, cols, 1);
-    std::vector<program::TensorId> out{dx, w.gradient};
+    program::Operands out{dx, w.gradient};
     if (b.model().layer_norm_bias) out.push_back(b.weight(key + "_bias", cols, 1).gradient);
     program::NormAttr attr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps};
     attr.centred = b.model().layer_norm;

@@ -49,7 +49,7 @@ program::TensorId AttentionLayer::state_cached(emit::Builder& b) {
         emit::add_flat(b.program(), fmt::format("layer{}.state_cache", layer_), program::Dtype::f32,
                        program::Storage::optimizer, state_.values() * state_.key_dim, b.chunk());
     const program::TensorId o = b.activation(name("out"), state_.rows, state_.values()), at = b.program().io.positions;
-    std::vector<program::TensorId> in{q_, conv_.value, a_log_.value, dt_bias_.value, at};
+    program::Operands in{q_, conv_.value, a_log_.value, dt_bias_.value, at};
     if (state_.ssd) in = {q_, conv_.value, conv_bias_.value, a_log_.value, dt_bias_.value, skip_.value, at};
     b.emit(state_.ssd ? program::OpKind::ssd_cached : program::OpKind::delta_cached, in, {o, window, state}, state_)
         .flops = state_.flops();
@@ -61,8 +61,8 @@ std::string AttentionLayer::name(const char* part) const {
 }
 
 // Operands of the rule behind what it convolved: the row with its gates, and the weights of heads.
-std::vector<program::TensorId> AttentionLayer::rule_operands(std::vector<program::TensorId> first) const {
-    first.insert(first.end(), {k_, q_, a_log_.value, dt_bias_.value});
+program::Operands AttentionLayer::rule_operands(program::Operands first) const {
+    first.append({k_, q_, a_log_.value, dt_bias_.value});
     if (state_.ssd) first.push_back(skip_.value);
     return first;
 }
@@ -116,13 +116,13 @@ program::TensorId AttentionLayer::state_core_backward(emit::Builder& b, program:
            {dout, dprojected, q_head_norm_.gradient}, state_);
     const program::TensorId dconv = b.activation(gradient("conv"), state_.rows, state_.convolved());
     const program::TensorId work = b.tensor(gradient("work"), program::Dtype::f32, state_.work(true), 1);
-    std::vector<program::TensorId> out{dconv, dprojected, a_log_.gradient, dt_bias_.gradient};
+    program::Operands out{dconv, dprojected, a_log_.gradient, dt_bias_.gradient};
     if (state_.ssd) out.push_back(skip_.gradient);
     out.push_back(work);
     b.emit(state_.ssd ? program::OpKind::ssd_grad : program::OpKind::delta_rule_grad,
            with_starts(b, rule_operands({dout})), out, state_)
         .flops = 2.5 * state_.flops();
-    std::vector<program::TensorId> of_conv{dprojected, conv_.gradient};
+    program::Operands of_conv{dprojected, conv_.gradient};
     if (state_.ssd) of_conv.push_back(conv_bias_.gradient);
     b.emit(program::OpKind::short_conv_grad, with_starts(b, {dconv, q_, conv_.value, conv_bias_.value}), of_conv,
            state_);
@@ -132,7 +132,7 @@ program::TensorId AttentionLayer::state_core_backward(emit::Builder& b, program:
 }
 
 // Where the document of each row begins is the operand behind all others.
-std::vector<program::TensorId> AttentionLayer::with_starts(const emit::Builder& b, std::vector<program::TensorId> in) {
+program::Operands AttentionLayer::with_starts(const emit::Builder& b, program::Operands in) {
     if (b.plan().masks_documents()) in.push_back(b.program().io.sequence_starts);
     return in;
 }

@@ -17,8 +17,8 @@ const program::Tensor& tensor(const program::Program& program, program::TensorId
     return program.tensors[static_cast<std::size_t>(id)];
 }
 
-program::Op make(program::OpKind kind, program::Stream stream, program::Module module,
-                 std::vector<program::TensorId> in, std::vector<program::TensorId> out, program::Attr attr = {}) {
+program::Op make(program::OpKind kind, program::Stream stream, program::Module module, program::Operands in,
+                 program::Operands out, program::Attr attr = {}) {
     program::Op op;
     op.kind = kind;
     op.stream = stream;
@@ -35,8 +35,7 @@ double bytes(const program::Program& program, program::TensorId id) {
 }
 
 // An op as step_ops.hpp sizes it, over these tensors.
-program::Op make(const StepOp& sized, std::vector<program::TensorId> in, std::vector<program::TensorId> out,
-                 program::Attr attr = {}) {
+program::Op make(const StepOp& sized, program::Operands in, program::Operands out, program::Attr attr = {}) {
     program::Op op = make(sized.kind, sized.stream, sized.module, std::move(in), std::move(out), std::move(attr));
     op.group = sized.group;
     op.bytes = sized.bytes;

@@ -190,7 +190,7 @@ void offload_pass(program::Program& program, program::Template& forward, program
     std::vector<program::Op> ops;
     ops.reserve(forward.ops.size() + offloaded.size());
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
-        for (std::vector<program::TensorId>* ids : {&forward.ops[i].in, &forward.ops[i].out})
+        for (program::Operands* ids : {&forward.ops[i].in, &forward.ops[i].out})
             for (program::TensorId& id : *ids) {
                 const auto at = offloaded.find(id);
                 if (at != offloaded.end()) id = at->second.source;

@@ -76,7 +76,7 @@ private:
     }
 
     program::Op make(program::OpKind kind, const program::Bucket& b, bool backward, program::TensorId in,
-                     std::vector<program::TensorId> out) {
+                     program::Operands out) {
         program::Op op;
         op.kind = kind;
         op.stream = program::Stream::data;

@@ -22,7 +22,7 @@ program::TensorId root_of(const program::Program& program, program::TensorId id)
 }
 
 template <class Visit>
-void for_each(const std::vector<program::TensorId>& ids, Visit visit) {
+void for_each(const program::Operands& ids, Visit visit) {
     for (const program::TensorId id : ids)
         if (id != program::no_tensor) visit(id);
 }

@@ -91,6 +91,9 @@ void stash_pass(program::Program& program, program::Template& forward, program::
     }
     forward.ops = std::move(ops);
 
+    std::vector<program::TensorId> again(program.tensors.size(), program::no_tensor); // by stashed tensor
+    for (const auto& [id, s] : stashed) again[static_cast<std::size_t>(id)] = s.again;
+
     // A layer's pages come back while its first backward ops run, on a stream of their own.
     ops = {};
     ops.reserve(backward.ops.size() + stashed.size());
@@ -105,8 +108,8 @@ void stash_pass(program::Program& program, program::Template& forward, program::
             }
         }
         for (program::TensorId& id : op.in) {
-            const auto at = stashed.find(id);
-            if (at != stashed.end()) id = at->second.again;
+            const program::TensorId other = id == program::no_tensor ? id : again[static_cast<std::size_t>(id)];
+            if (other != program::no_tensor) id = other;
         }
         ops.push_back(std::move(op));
     }

@@ -39,7 +39,7 @@ int races(const program::Program& program, const memory::MemoryPlan& memory, con
     std::vector<std::vector<Touch>> touches; // by work
     int number = 0;
     for (program::OpWalk walk(program); !walk.done(); walk.next(), ++number) {
-        const auto add = [&](const std::vector<program::TensorId>& ids, bool writes) {
+        const auto add = [&](const program::Operands& ids, bool writes) {
             for (const program::TensorId id : ids)
                 if (id != program::no_tensor)
                     touches.back().push_back({static_cast<const char*>(arena.at(id, walk.slot().micro_batch)),

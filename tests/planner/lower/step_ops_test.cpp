@@ -18,7 +18,7 @@ double bytes(const program::Program& program, program::TensorId id) {
     return id == program::no_tensor ? 0.0 : program.tensors[static_cast<std::size_t>(id)].expected_bytes();
 }
 
-double bytes(const program::Program& program, const std::vector<program::TensorId>& ids) {
+double bytes(const program::Program& program, const program::Operands& ids) {
     double sum = 0.0;
     for (const program::TensorId id : ids) sum += bytes(program, id);
     return sum;

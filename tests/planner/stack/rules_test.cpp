@@ -196,6 +196,8 @@ TEST_CASE("rules break exactly the plans that Megatron-Core's classes refused, r
             CHECK(listed == in_order);
             const moe::stack::Rule* const first = list.first_broken(plan);
             CHECK((first == nullptr ? in_order.empty() : first->name == in_order.front()));
+            const moe::stack::OpenRules open(list, plan, [](const std::string& word) { return word.find('t') < 4; });
+            CHECK(open.first_broken(plan) == first);
             const std::set<std::string> expected(verdict["rules"].begin(), verdict["rules"].end());
             refused += verdict["refused"].get<bool>() ? 1 : 0;
             if (broken == expected && broken.empty() != verdict["refused"].get<bool>()) continue;

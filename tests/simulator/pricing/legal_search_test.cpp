@@ -2,6 +2,8 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/search/refined_search.hpp"
+#include "planner/search/search_branch.hpp"
+#include "planner/search/search_space.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "tests/planner/base/fault_of.hpp"
@@ -10,6 +12,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <random>
+#include <utility>
 
 using namespace moe;
 
@@ -48,6 +52,39 @@ TEST_CASE("found plans break no rule of their engine, and rejections are counted
         for (const auto& [plan, estimate] : result.plans) CHECK(stack::check_stack(plan, asked.stack).message == "");
         CHECK(std::any_of(result.pruned.begin(), result.pruned.end(),
                           [](const auto& reason) { return reason.first.rfind("megatron-core: ", 0) == 0; }));
+    }
+}
+
+TEST_CASE("the rules that are left of a root exclude the plans that all rules do") {
+    for (const auto& [fixed, value] :
+         {std::pair{"aux_loss", "0.001"}, {"expert_capacity", "1.25"}, {"cuda_graph", "moe_router"}}) {
+        Asked asked{"DeepSeek-V3", "gb200-nvl72", 64, 1024, machine::Precision::mxfp8};
+        asked.request.fixed = {{fixed, value}};
+        const search::SearchSpace space(asked.request, asked.stack);
+        std::mt19937 draw(17);
+        const auto one_of = [&draw](const auto& list) -> const auto& { return list[draw() % list.size()]; };
+        int broken = 0, sound = 0;
+        for (std::size_t i = 0; i < draws(3000); ++i) {
+            const search::LayerOptions& family = one_of(space.layer_options());
+            const search::ParallelConfig& mapping = one_of(family.parallel_configs);
+            const std::vector<plan::Plan>& roots = space.roots(family.tp, family.cp, family.ep, family.etp, mapping.pp);
+            search::Candidate c;
+            c.mbs = one_of(space.micro_batch_sizes(mapping.dp));
+            c.layer_options = &family;
+            const int vpp = one_of(space.chunk_counts(mapping.pp));
+            c.shape = {&mapping, &one_of(space.stage_splits(mapping.pp, vpp)), vpp};
+            c.root = static_cast<std::uint16_t>(draw() % roots.size());
+            c.set = static_cast<std::uint16_t>(draw() % space.recompute_sets().size());
+            c.optimizer = static_cast<std::uint16_t>(draw() % space.optimizers().size());
+            const plan::Plan plan = search::plan_of(space, c);
+            const plan::PlanFault all = space.fault_of(plan), left = space.fault_of(plan, c.root);
+            CAPTURE(plan::plan_to_json(plan));
+            REQUIRE(left.counter == all.counter);
+            REQUIRE(left.message == all.message);
+            (all ? broken : sound) += 1;
+        }
+        CHECK(broken > 10);
+        CHECK(sound > 10);
     }
 }
 
