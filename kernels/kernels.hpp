@@ -192,9 +192,10 @@ struct Kernels {
     // to[n] = index - first for indices in [first, first + local), else -1.
     void (*local_experts)(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local,
                           void* stream);
-    // kept = index or -1, kept_weight = weight or 0.
-    void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight, std::int32_t* kept,
-                        float* kept_weight, void* stream);
+    // kept[tokens, top_k] = index[rivals, top_k] or -1, kept_weight = weight or 0. positions[rivals / sequences] of the
+    // rows, or null: they are in order.
+    void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight,
+                        const std::int32_t* positions, std::int32_t* kept, float* kept_weight, void* stream);
 
     // counts[experts], row_of[tokens * top_k]; copies of one expert keep the order of (t, k). A negative index is a
     // dropped copy: row_of -1, which permute passes over and which adds nothing in unpermute (per_copy: 0).

@@ -70,6 +70,10 @@ unsigned from_string(const std::string& text); // throws Error (bad_input) namin
 enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global, sinkhorn };
 // The tokens beyond an expert's capacity that are dropped: those of the lowest weight or those that come last.
 enum class DropPolicy : std::uint8_t { probs, position };
+// The tokens that compete for an expert's capacity: those of one rank's micro-batch, which TP and CP leave a part of
+// its sequences, or those of one whole sequence, whose ranks gather their choices (arXiv 2504.14960 section 3.3 names
+// both).
+enum class DropScope : std::uint8_t { sub_sequence, full_sequence };
 
 const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
@@ -78,6 +82,7 @@ const char* to_string(Documents documents);
 const char* to_string(Fp8Scaling scaling);
 const char* to_string(LoadBalancing balancing);
 const char* to_string(DropPolicy policy);
+const char* to_string(DropScope scope);
 std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
@@ -86,6 +91,7 @@ Documents documents_from_string(const std::string& text);
 Fp8Scaling fp8_scaling_from_string(const std::string& text);
 LoadBalancing load_balancing_from_string(const std::string& text);
 DropPolicy drop_policy_from_string(const std::string& text);
+DropScope drop_scope_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 
 } // namespace moe::plan

@@ -42,15 +42,17 @@ struct RouterTraining {
     // The choice is made for the router, position by position, so that every expert gets as many tokens; weights are
     // still its own. For benchmarks.
     bool forced = false;
-    // Factor over the balanced load that an expert takes from one rank's micro-batch, ceil(T K factor / E) tokens;
+    // Factor over the balanced load that an expert takes of the T tokens of drop_scope, ceil(T K factor / E) tokens;
     // those beyond are dropped and only the residual carries them on. 0: none are. Not Plan::capacity, which drops
-    // nothing.
+    // nothing. With whole sequences what is dropped depends on no other field; else on mbs, tp and cp.
     double expert_capacity = 0.0;
     DropPolicy drop_policy = DropPolicy::probs;
+    DropScope drop_scope = DropScope::sub_sequence;
     // Every expert gets exactly expert_capacity rows of every rank, those without a token zero, so that all shapes are
     // known before the step.
     bool pad_to_capacity = false;
     bool has_loss() const { return aux_loss > 0.0 || z_loss > 0.0; }
+    bool drops_in_sequences() const { return expert_capacity > 0.0 && drop_scope == DropScope::full_sequence; }
     bool counts_load() const { return has_loss() || bias_update > 0.0; }
     bool operator==(const RouterTraining&) const = default;
 };

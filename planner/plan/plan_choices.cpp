@@ -293,6 +293,10 @@ PlanFault check_router(const Plan& plan) {
     if (r.pad_to_capacity && r.expert_capacity == 0.0)
         return fault("pad_to_capacity",
                      "pad_to_capacity = on: there is no capacity to fill up to: set expert_capacity");
+    if (r.pad_to_capacity && r.drops_in_sequences())
+        return fault("pad_to_capacity",
+                     "pad_to_capacity = on: how much of a whole sequence's capacity a rank fills is not known before "
+                     "the step: set drop_scope sub_sequence");
     if (r.pad_to_capacity && plan.dispatcher != Dispatcher::alltoall)
         return fault("pad_to_capacity", "pad_to_capacity = on: dispatcher = {} moves tokens, not rows: set alltoall",
                      to_string(plan.dispatcher));

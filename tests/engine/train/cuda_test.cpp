@@ -56,7 +56,9 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     }
     check_model("deepseek3", {{"aux_loss", "0.1"}, {"bias_update", "0.01"}, {"cuda_graph", "full"}}, 1e-4);
     for (const char* policy : {"probs", "position"})
-        check_model("qwen3", {{"expert_capacity", "1"}, {"drop_policy", policy}}, 1e-4);
+        for (const char* scope : {"sub_sequence", "full_sequence"})
+            check_model("qwen3",
+                        {{"expert_capacity", "1"}, {"drop_policy", policy}, {"drop_scope", scope}, {"mbs", "2"}}, 1e-4);
     check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
     check_model("qwen2", {{"load_balancing", "sinkhorn"}, {"recompute", "moe"}}, 1e-4);
     check_model("qwen2", {{"load_balancing", "sinkhorn"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);

@@ -47,8 +47,10 @@ private:
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
 // The fields of what is trained, which the one-rank plan has as well.
-constexpr std::array trained_fields{"optimizer", "precision", "balance",   "load_balancing", "aux_loss",
-                                    "z_loss",    "lora",      "documents", "bias_update",    "input_jitter"};
+constexpr std::array trained_fields{"optimizer",   "precision",    "balance",    "load_balancing",
+                                    "aux_loss",    "z_loss",       "lora",       "documents",
+                                    "bias_update", "input_jitter", "drop_scope", "drop_policy"};
+constexpr const char* all_tokens = "64"; // an expert_capacity of which nothing is dropped
 
 void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) {
@@ -58,6 +60,11 @@ void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(6)) c.plan.emplace_back("z_loss", "0.01");
     if (dice.one_in(8)) c.plan.emplace_back("balance", "forced");
     if (dice.aside().one_in(4)) c.plan.emplace_back("input_jitter", "0.1");
+    if (Dice drops = dice.aside(); drops.next() % 5 == 1) { // of whole sequences, which every plan drops alike
+        c.plan.emplace_back("expert_capacity", "1");
+        c.plan.emplace_back("drop_scope", "full_sequence");
+        c.plan.emplace_back("drop_policy", drops.of({"probs", "position"}));
+    }
     if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
 }
 
@@ -215,8 +222,11 @@ void draw_passes(Dice& dice, RandomCase& c) {
     maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
-    if (dice.one_in(8)) { // of every token of a rank, so that none is dropped and the rest are zero rows
-        c.plan.emplace_back("expert_capacity", "64");
+    const auto drops = [&c] {
+        return std::any_of(c.plan.begin(), c.plan.end(), [](const auto& f) { return f.first == "drop_scope"; });
+    };
+    if (dice.one_in(8) && !drops()) { // of every token of a rank, so that none is dropped and the rest are zero rows
+        c.plan.emplace_back("expert_capacity", all_tokens);
         c.plan.emplace_back("pad_to_capacity", "on");
     }
     maybe(8, "tp_overlap", "on");
@@ -326,7 +336,8 @@ plan::Plan plan_of(const RandomCase& c) {
 RandomCase one_rank_of(const RandomCase& c) {
     RandomCase one{c.model, c.config, {}, 1, c.gbs};
     for (const auto& [field, value] : c.plan)
-        if (std::find(trained_fields.begin(), trained_fields.end(), field) != trained_fields.end())
+        if (std::find(trained_fields.begin(), trained_fields.end(), field) != trained_fields.end() ||
+            (field == "expert_capacity" && value != all_tokens))
             one.plan.emplace_back(field, value);
     return one;
 }

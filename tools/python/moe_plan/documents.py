@@ -199,6 +199,9 @@ class PlanRouter(Document):
     drop_policy: Literal["probs", "position"] | None = None
     """Which rows are dropped: those of the lowest weight, or the last"""
 
+    drop_scope: Literal["sub_sequence", "full_sequence"] | None = None
+    """Tokens that compete for an expert's capacity: a rank's part of its sequences, or each whole sequence"""
+
     pad_to_capacity: bool | None = None
     """Every expert gets exactly expert_capacity rows"""
 
