@@ -26,8 +26,8 @@ constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_r
                                                  "shared_experts", "full"};
 constexpr std::array<const char*, 9> recompute_names{"layernorm",      "core_attn", "mla_up_proj", "moe_act",  "mlp",
                                                      "shared_experts", "moe",       "full",        "operators"};
-constexpr std::array<const char*, 8> offload_names{"attn_norm", "qkv_linear", "core_attn", "attn_proj",
-                                                   "mlp_norm",  "expert_fc1", "moe_act",   "optimizer"};
+constexpr std::array<const char*, 9> offload_names{"attn_norm",  "qkv_linear", "core_attn", "attn_proj",     "mlp_norm",
+                                                   "expert_fc1", "moe_act",    "optimizer", "optimizer_step"};
 
 // Position of `text` in the names of a choice; refuses others with the known ones.
 template <std::size_t size>
@@ -88,8 +88,9 @@ int Plan::optimizer_copy_bytes() const {
     if (!stack_traits(stack).optimizer_copies || reshards()) return 0;
     const bool plain = precision == machine::Precision::bf16 ||
                        (precision == machine::Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
-    const bool read_as_they_are = optimizer.bf16_moments && plain;
-    return (gradients == machine::Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
+    const bool narrow = optimizer.moments != Moments::fp32;
+    const bool read_as_they_are = narrow && plain;
+    return (gradients == machine::Precision::bf16 && !read_as_they_are ? 4 : 0) + (narrow ? 8 : 0);
 }
 
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }
@@ -134,13 +135,14 @@ CudaGraph cuda_graph_from_string(const std::string& text) {
 }
 
 std::string to_string(const OptimizerChoice& choice) {
-    return std::string(choice.muon ? "muon" : "adamw") + (choice.bf16_moments ? "+bf16_moments" : "");
+    constexpr std::array moments{"", "+bf16_moments", "+fp8_exp_avg"};
+    return std::string(choice.muon ? "muon" : "adamw") + moments[static_cast<std::size_t>(choice.moments)];
 }
 
 OptimizerChoice optimizer_from_string(const std::string& text) {
-    constexpr std::array names{"adamw", "adamw+bf16_moments", "muon"};
+    constexpr std::array names{"adamw", "adamw+bf16_moments", "adamw+fp8_exp_avg", "muon"};
     const auto choice = position(names, "optimizer", text);
-    return {choice == 1, choice == 2};
+    return choice == 3 ? OptimizerChoice{Moments::fp32, true} : OptimizerChoice{static_cast<Moments>(choice)};
 }
 
 namespace recompute {

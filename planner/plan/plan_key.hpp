@@ -25,9 +25,9 @@ std::tuple<T> values(const T& field) {
 inline std::tuple<const model::Model*> values(const std::shared_ptr<const model::Model>& model) {
     return {model.get()};
 }
-inline std::tuple<bool, bool> values(const OptimizerChoice& choice) {
-    const auto& [bf16_moments, muon] = choice;
-    return {bf16_moments, muon};
+inline std::tuple<Moments, bool> values(const OptimizerChoice& choice) {
+    const auto& [moments, muon] = choice;
+    return {moments, muon};
 }
 inline auto values(const Lora& lora) {
     const auto& [rank, alpha, targets] = lora;

@@ -108,6 +108,7 @@ enum class OpKind : std::uint8_t {
     sum_squares,   // x -> +s[1]
     adamw,         // g[n], s[1], hyper[9], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
                    // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
+    adamw_on_host, // adamw over operands in host memory, by the host's cores
     momentum,      // +g[n], s[1], hyper[9], m, [overflow[1]] -> m, g = Nesterov's update; none where adamw writes none
     collect,       // g of the whole bucket -> the window of MuonAttr around this rank's shard; MuonAttr
     newton_schulz, // updates, s[1], hyper[9], master, [overflow[1]] -> master, [w[n]], work, norm[1]: the matrices that

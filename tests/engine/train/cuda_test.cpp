@@ -68,6 +68,23 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     }
 }
 
+TEST_CASE("cuda: a step by the host, and moments of FP8, are the CPU's, in a graph too") {
+    for (const Fields& fields : {Fields{{"offload", "optimizer_step"}}, Fields{{"optimizer", "adamw+fp8_exp_avg"}},
+                                 Fields{{"offload", "optimizer_step"}, {"optimizer", "adamw+fp8_exp_avg"}},
+                                 Fields{{"offload", "optimizer"}, {"optimizer", "adamw+fp8_exp_avg"}}}) {
+        for (const char* model : {"qwen3", "deepseek3-mtp", "gptoss"}) {
+            const double tolerance = fields.back().first == "optimizer" ? 1e-3 : 1e-4;
+            check_model(model, fields, tolerance);
+            Fields replayed = fields;
+            replayed.insert(replayed.end(), {{"cuda_graph", "full"}, {"mbs", "2"}, {"recompute", "moe"}});
+            check_model(model, replayed, tolerance);
+        }
+        Fields rounded = fields;
+        rounded.emplace_back("precision", "bf16");
+        check_rounding("qwen3", rounded, 2.0);
+    }
+}
+
 TEST_CASE("cuda: documents that are masked are the CPU's, in a graph too") {
     for (const char* model : {"qwen3", "deepseek3", "deepseek3-mtp", "gptoss", "llama"}) {
         check_model(model, {{"documents", "mask"}}, 1e-4);
