@@ -268,9 +268,13 @@ struct ActivationShape {
     bool limit_behind = false;
 };
 
-// Every expert keeps `capacity` of its copies: the heaviest (equal ones by lower token) or the first.
+// Of every sequence an expert keeps `capacity` of its copies among `rivals` rows: the heaviest (equal ones by lower
+// position) or the first. Row r belongs to sequence r modulo `sequences`. Written are rows [first, first + tokens).
+// Weights are compared with `drop_bits` of their fraction, so that tokens that differ by rounding alone, such as the
+// same word at the start of two documents, go by position in every order of sums.
+inline constexpr int drop_bits = 11;
 struct DropShape {
-    std::int64_t tokens = 0, capacity = 0;
+    std::int64_t tokens = 0, rivals = 0, first = 0, sequences = 1, capacity = 0;
     int experts = 0, top_k = 0;
     bool by_weight = true;
 };

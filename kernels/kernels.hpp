@@ -192,9 +192,10 @@ struct Kernels {
     // to[n] = index - first for indices in [first, first + local), else -1.
     void (*local_experts)(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local,
                           void* stream);
-    // kept = index or -1, kept_weight = weight or 0.
-    void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight, std::int32_t* kept,
-                        float* kept_weight, void* stream);
+    // kept[tokens, top_k] = index[rivals, top_k] or -1, kept_weight = weight or 0. positions[rivals / sequences] of the
+    // rows, or null: they are in order.
+    void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight,
+                        const std::int32_t* positions, std::int32_t* kept, float* kept_weight, void* stream);
 
     // counts[experts], row_of[tokens * top_k]; copies of one expert keep the order of (t, k). A negative index is a
     // dropped copy: row_of -1, which permute passes over and which adds nothing in unpermute (per_copy: 0).
@@ -287,6 +288,11 @@ struct Kernels {
     // Nothing is written where [overflow[1]] is above 0, or where hyper makes the step a bad one.
     void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, const float* overflow,
                   float* master, Dst m, Dst v, Dst w, void* stream);
+    // adamw with m in MXFP8: code[elements] of E4M3 and scale[elements / 32] of E8M0, the least power of two by which
+    // the largest of its 32 values is at most 448. Shards and what they are cut into are of whole blocks.
+    void (*adamw_mxfp8)(const AdamShape& shape, const float* g, const float* s, const float* hyper,
+                        const float* overflow, float* master, std::uint8_t* code, std::uint8_t* scale, Dst v, Dst w,
+                        void* stream);
 
     // Muon (arXiv 2502.16982 section 2.2), where it differs from AdamW; what is not written then is not written here.
     // m = momentum m + g times the clip factor, and g becomes the update of Nesterov: that gradient + momentum m.

@@ -1,5 +1,6 @@
 // Op kinds as calls of a back end's kernels: attributes and operand order of the Program on one side, kernel shapes on
 // the other.
+#include "engine/ops/adamw_step.hpp"
 #include "engine/ops/operands.hpp"
 
 namespace moe::ops {
@@ -314,15 +315,11 @@ void sum_squares(const OpContext& c) {
 }
 
 void adamw(const OpContext& c) {
-    const program::AdamAttr& a = std::get<program::AdamAttr>(c.op.attr);
-    each_moving_part(c, a.elements, [&](const ShardPart& part) {
-        const Dst weights = dst(c, 3);
-        c.kernels.adamw({part.count, c.shard_offset + part.first, a.decayed, part.rate, part.decay},
-                        floats(c, 0) + part.first, floats(c, 1), floats(c, 2), floats(c, 6),
-                        floats_out(c, 0) + part.first, dst(c, 1) + part.first, dst(c, 2) + part.first,
-                        weights.data == nullptr ? weights : weights + part.first, c.stream);
-    });
+    const AdamwStep step = adamw_step_of(c);
+    run_adamw(c.kernels, step, 0, step.elements, c.stream);
 }
+// The ranks of one process share its cores already.
+void adamw_on_host(const OpContext& c) { run_on_host(adamw_step_of(c), 1); }
 
 } // namespace
 
@@ -373,6 +370,7 @@ void add_kernels(Backend& backend) {
     set(program::OpKind::zero, zero);
     set(program::OpKind::sum_squares, sum_squares);
     set(program::OpKind::adamw, adamw);
+    set(program::OpKind::adamw_on_host, adamw_on_host);
 }
 
 } // namespace moe::ops

@@ -99,8 +99,10 @@ void local_experts(const OpContext& c) {
 }
 void drop_copies(const OpContext& c) {
     const program::DropAttr& a = std::get<program::DropAttr>(c.op.attr);
-    c.kernels.drop_copies({a.tokens, a.capacity, a.experts, a.top_k, a.policy == plan::DropPolicy::probs}, ints(c, 0),
-                          floats(c, 1), ints_out(c, 0), floats_out(c, 1), c.stream);
+    DropShape s{a.tokens,   a.rivals,  0,       a.sequences,
+                a.capacity, a.experts, a.top_k, a.policy == plan::DropPolicy::probs};
+    if (s.rivals > s.tokens) s.first = (c.position.context * a.tensor_ranks + c.position.tensor) * s.tokens;
+    c.kernels.drop_copies(s, ints(c, 0), floats(c, 1), ints(c, 2), ints_out(c, 0), floats_out(c, 1), c.stream);
 }
 
 void permute_map(const OpContext& c) {

@@ -37,6 +37,7 @@ std::string field_of(const plan::Plan& plan, const program::Op& op) {
         return fmt::format("precision = {}", machine::to_string(plan.precision));
     case program::OpKind::copy_to_host:
     case program::OpKind::copy_from_host:
+    case program::OpKind::adamw_on_host:
         return fmt::format("offload = {}", plan::offload::to_string(plan.offload));
     default:
         return fmt::format("the model's layer {}", op.layer);
@@ -52,7 +53,8 @@ void check_ops(const plan::Plan& plan, const program::Program& program, const op
     for (const program::Tensor& tensor : program.tensors)
         if (tensor.dtype != program::Dtype::f32 && tensor.dtype != program::Dtype::bf16 &&
             tensor.dtype != program::Dtype::fp8_block && tensor.dtype != program::Dtype::fp8_columns &&
-            tensor.dtype != program::Dtype::i32)
+            tensor.dtype != program::Dtype::i32 &&
+            !(tensor.dtype == program::Dtype::mxfp8 && plan.optimizer.moments == plan::Moments::fp8))
             refuse("execute: precision = {} stores {} as {}, the {} back end has f32, bf16 and fp8-blockwise: search "
                    "again with --precision bf16",
 

@@ -240,9 +240,9 @@ void Executor::run(const program::OpWalk& at, void* stream, bool boxes) {
                            0,
                            std::max(reserved_sms_, at.reserved_sms()),
                            at.merged()};
-    const bool updates = op.kind == program::OpKind::adamw || op.kind == program::OpKind::expert_bias ||
-                         op.kind == program::OpKind::momentum || op.kind == program::OpKind::collect ||
-                         op.kind == program::OpKind::newton_schulz;
+    const bool updates = op.kind == program::OpKind::adamw || op.kind == program::OpKind::adamw_on_host ||
+                         op.kind == program::OpKind::expert_bias || op.kind == program::OpKind::momentum ||
+                         op.kind == program::OpKind::collect || op.kind == program::OpKind::newton_schulz;
     if (updates || (op.kind == program::OpKind::sum_squares && !parts_.empty())) {
         const std::size_t bucket = bucket_of(op);
         context.shard_offset = bucket_offset_[bucket];
@@ -318,9 +318,11 @@ float* Executor::logits_of(const program::Op& op) {
 std::size_t Executor::bucket_of(const program::Op& op) const {
     if (const auto* muon = std::get_if<program::MuonAttr>(&op.attr)) return static_cast<std::size_t>(muon->bucket);
     const bool gradients = op.kind == program::OpKind::sum_squares || op.kind == program::OpKind::momentum;
-    for (std::size_t i = 0; i < program_.buckets.size(); ++i)
-        if (gradients ? program_.buckets[i].gradient_shard == op.in[0] : program_.buckets[i].master == op.out[0])
-            return i;
+    for (std::size_t i = 0; i < program_.buckets.size(); ++i) {
+        const program::Bucket& bucket = program_.buckets[i];
+        const program::TensorId master = bucket.steps_on_host() ? bucket.host_master : bucket.master;
+        if (gradients ? bucket.gradient_shard == op.in[0] : master == op.out[0]) return i;
+    }
     fail("the optimizer works on a tensor that is no bucket's");
 }
 

@@ -39,6 +39,7 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     check_options(options);
     check_qk_clip(options.qk_clip, plan_, options.rules, *backend_);
     check_ramp(options.ramp, plan_);
+    check_moments(options.rules, plan_);
     batch_ = plan_.gbs;
     if (!plan_.model->not_executable.empty())
         refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);

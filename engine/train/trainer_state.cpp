@@ -148,6 +148,8 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
     if (checkpoint.shapes().size() != shapes_.size())
         refuse("{}: is of {} and holds {} parameters, the plan's model has {}", checkpoint.path(), state.model,
                checkpoint.shapes().size(), shapes_.size());
+    if (!options_.forward_only)
+        for (const Rank& r : ranks_) weights::clear_blocks(program_of(r), *r.arena);
     std::vector<float> values;
     for (const auto& [name, shape] : shapes_)
         for_each_piece(name, [&, &name = name](const Rank& r, const program::Bucket& bucket,

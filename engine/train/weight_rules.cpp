@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -126,6 +127,13 @@ void check_rules(const WeightRules& rules, const std::vector<std::string>& names
     if (!rules.freeze.empty() &&
         std::all_of(names.begin(), names.end(), [&](const std::string& name) { return rules.of(name).frozen; }))
         refuse("--freeze {}: leaves no weight to train", shown(fmt::format("{}", fmt::join(rules.freeze, " "))));
+}
+
+void check_moments(const WeightRules& rules, const plan::Plan& plan) {
+    if (rules.empty() || plan.optimizer.moments != plan::Moments::fp8) return;
+    refuse("{}: optimizer = {} keeps moments in blocks that several weights share, which must move alike: use "
+           "--optimizer adamw+bf16_moments",
+           rules.freeze.empty() ? "--lr-group" : "--freeze", plan::to_string(plan.optimizer));
 }
 
 std::vector<ops::ShardPart> parts_of(const WeightRules& rules, const std::vector<weights::LocalParameter>& parameters,

@@ -4,6 +4,7 @@
 #include "kernels/bf16.hpp"
 #include "kernels/deviate.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/mxfp8.hpp"
 #include "planner/base/error.hpp"
 #include "planner/plan/mesh.hpp"
 
@@ -120,6 +121,38 @@ program::TensorId tensor_of(const program::Bucket& bucket, StateKind kind) {
     fail("the {} of a weight lies in no bucket", to_string(kind));
 }
 
+// Values of an MXFP8 tensor, in whole blocks around [first, first + count).
+struct Blocks {
+    std::int64_t first, count;
+    std::uint8_t *code, *scale; // where the arena has them
+    Blocks(const program::Program& program, program::TensorId id, const device::Arena& arena, std::int64_t from,
+           std::int64_t n)
+        : first(from / mxfp8_block * mxfp8_block),
+          count((from + n + mxfp8_block - 1) / mxfp8_block * mxfp8_block - first),
+          code(arena.as<std::uint8_t>(id) + first),
+          scale(arena.as<std::uint8_t>(id) + program.tensors[static_cast<std::size_t>(id)].elements() +
+                first / mxfp8_block) {}
+
+    std::vector<float> read(device::Device& device) const {
+        std::vector<std::uint8_t> codes(static_cast<std::size_t>(count)), scales(codes.size() / mxfp8_block);
+        device.read(codes.data(), code, codes.size());
+        device.read(scales.data(), scale, scales.size());
+        std::vector<float> values(codes.size());
+        decode_mxfp8(codes.data(), scales.data(), count, values.data());
+        return values;
+    }
+    void write(device::Device& device, const std::vector<float>& values) const {
+        std::vector<std::uint8_t> codes(values.size()), scales(values.size() / mxfp8_block);
+        encode_mxfp8(values.data(), count, codes.data(), scales.data());
+        device.write(code, codes.data(), codes.size());
+        device.write(scale, scales.data(), scales.size());
+    }
+};
+
+bool is_mxfp8(const program::Program& program, program::TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)].dtype == program::Dtype::mxfp8;
+}
+
 bool is_bf16(const program::Program& program, program::TensorId id) {
     return program.tensors[static_cast<std::size_t>(id)].dtype == program::Dtype::bf16;
 }
@@ -130,6 +163,12 @@ void load_state(const program::Program& program, const program::Bucket& bucket, 
                 StateKind kind, std::int64_t first, float* values, std::int64_t count) {
     const program::TensorId id = tensor_of(bucket, kind);
     const auto n = static_cast<std::size_t>(count);
+    if (is_mxfp8(program, id)) {
+        const Blocks blocks(program, id, arena, first, count);
+        const std::vector<float> held = blocks.read(arena.device());
+        std::copy_n(held.begin() + (first - blocks.first), count, values);
+        return;
+    }
     if (!is_bf16(program, id)) return arena.device().read(values, arena.as<float>(id) + first, n * sizeof(float));
     std::vector<std::uint16_t> stored(n);
     arena.device().read(stored.data(), arena.as<std::uint16_t>(id) + first, n * sizeof stored[0]);
@@ -141,10 +180,26 @@ void store_state(const program::Program& program, const program::Bucket& bucket,
     if (kind == StateKind::weight) return store_weights(program, bucket, arena, first, values, count);
     const program::TensorId id = tensor_of(bucket, kind);
     const auto n = static_cast<std::size_t>(count);
+    if (is_mxfp8(program, id)) { // Neighbours in the same block keep their values.
+        const Blocks blocks(program, id, arena, first, count);
+        std::vector<float> held = blocks.read(arena.device());
+        std::copy_n(values, count, held.begin() + (first - blocks.first));
+        blocks.write(arena.device(), held);
+        return;
+    }
     if (!is_bf16(program, id)) return arena.device().write(arena.as<float>(id) + first, values, n * sizeof(float));
     std::vector<std::uint16_t> rounded(n);
     std::transform(values, values + n, rounded.begin(), bf16_of_float);
     arena.device().write(arena.as<std::uint16_t>(id) + first, rounded.data(), n * sizeof rounded[0]);
+}
+
+void clear_blocks(const program::Program& program, const device::Arena& arena) {
+    for (const program::Bucket& bucket : program.buckets) {
+        const program::TensorId id = bucket.frozen ? program::no_tensor : tensor_of(bucket, StateKind::exp_avg);
+        if (id == program::no_tensor || !is_mxfp8(program, id)) continue;
+        const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
+        arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
+    }
 }
 
 namespace {

@@ -60,6 +60,9 @@ const char* to_string(StateKind kind);
 void initialize_parameters(const program::Program& program, const std::vector<LocalParameter>& parameters,
                            const device::Arena& arena, const Kernels& kernels, std::uint64_t seed, int threads);
 
+// Zeros in moments of MXFP8, before stored ones come piece by piece: what a block held would coarsen them.
+void clear_blocks(const program::Program& program, const device::Arena& arena);
+
 // Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and, as they are, its master.
 void store_weights(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
                    std::int64_t first, const float* values, std::int64_t count);

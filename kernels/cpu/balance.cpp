@@ -3,6 +3,7 @@
 
 #include <Eigen/Core>
 
+#include <bit>
 #include <cmath>
 
 namespace moe::cpu {
@@ -99,29 +100,34 @@ void expert_bias(const ExpertBiasShape& s, const float* load, const float* overf
     }
 }
 
-// Copies of an expert before copy i in the order in which they are kept.
-std::int64_t ahead(const DropShape& s, const std::int32_t* index, const float* weight, std::int64_t i) {
-    const std::int64_t copies = s.tokens * s.top_k;
-    std::int64_t count = 0;
-    for (std::int64_t j = 0; j < copies; ++j) {
-        if (index[j] != index[i] || j == i) continue;
-        count += s.by_weight && weight[j] != weight[i] ? weight[j] > weight[i] : j < i;
-    }
-    return count;
+// Whether copy j of an expert comes before its copy i, of another token of the same sequence.
+bool precedes(const DropShape& s, const float* weight, const std::int32_t* positions, std::int64_t j, std::int64_t i) {
+    const auto rank = [&](std::int64_t copy) {
+        return (std::bit_cast<std::uint32_t>(weight[copy]) + (1u << (22 - drop_bits))) >> (23 - drop_bits);
+    };
+    if (s.by_weight && rank(j) != rank(i)) return rank(j) > rank(i);
+    const std::int64_t group = s.sequences * s.top_k; // copies at one position
+    return positions == nullptr ? j < i : positions[j / group] < positions[i / group];
 }
 
-void drop_copies(const DropShape& s, const std::int32_t* index, const float* weight, std::int32_t* kept,
-                 float* kept_weight, void*) {
-    std::int32_t* load = index_scratch(s.experts);
-    std::fill_n(load, s.experts, 0);
-    for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) {
-        const bool early = load[index[i]]++ < s.capacity;
-        kept[i] = early ? index[i] : -1;
+void drop_copies(const DropShape& s, const std::int32_t* index, const float* weight, const std::int32_t* positions,
+                 std::int32_t* kept, float* kept_weight, void*) {
+    const std::int64_t rivals = s.rivals * s.top_k, own = s.first * s.top_k;
+    const auto sequence = [&](std::int64_t i) { return i / s.top_k % s.sequences; };
+    std::int32_t* load = index_scratch(s.sequences * s.experts);
+    std::fill_n(load, s.sequences * s.experts, 0);
+    for (std::int64_t i = 0; i < rivals; ++i) ++load[sequence(i) * s.experts + index[i]];
+    for (std::int64_t to = 0; to < s.tokens * s.top_k; ++to) {
+        const std::int64_t i = own + to;
+        std::int64_t ahead = 0;
+        // Only the experts that overflow need the order of their copies.
+        const bool overflows = load[sequence(i) * s.experts + index[i]] > s.capacity;
+        for (std::int64_t j = 0; overflows && j < rivals && ahead < s.capacity; ++j)
+            if (index[j] == index[i] && j != i && sequence(j) == sequence(i))
+                ahead += precedes(s, weight, positions, j, i) ? 1 : 0;
+        kept[to] = ahead < s.capacity ? index[i] : -1;
+        kept_weight[to] = ahead < s.capacity ? weight[i] : 0.0f;
     }
-    // Only the experts that overflow need the order of their copies, where weight decides.
-    for (std::int64_t i = 0; s.by_weight && i < s.tokens * s.top_k; ++i)
-        if (load[index[i]] > s.capacity) kept[i] = ahead(s, index, weight, i) < s.capacity ? index[i] : -1;
-    for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) kept_weight[i] = kept[i] < 0 ? 0.0f : weight[i];
 }
 
 void local_experts(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local, void*) {

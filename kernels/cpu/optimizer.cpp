@@ -1,5 +1,6 @@
 // AdamW on a shard, and the flat vector kernels around it: zero, norm, casts and the sums of a collective.
 #include "kernels/cpu/rows.hpp"
+#include "kernels/mxfp8.hpp"
 
 #include <Eigen/Core>
 
@@ -39,19 +40,34 @@ void adamw_chunk(const Hyper& h, float factor, float decay, const float* g, std:
     p -= h.lr * (decay * p + first / h.correction1 / ((second / h.correction2).sqrt() + h.eps));
 }
 
+Hyper hyper_of(const AdamShape& s, const float* hyper) {
+    return {hyper[0] * s.rate, hyper[1], hyper[2], hyper[3], s.decay < 0.0f ? hyper[4] : s.decay,
+            hyper[5],          hyper[6], hyper[7]};
+}
+
+bool changes_nothing(const float* squares, const float* hyper, const float* overflow) {
+    return (overflow != nullptr && *overflow > 0.0f) || (hyper[8] > 0.0f && !(*squares <= hyper[8]));
+}
+
+float clip_factor(const Hyper& h, const float* squares) {
+    const float norm = std::sqrt(*squares);
+    return h.clip > 0.0f && norm > h.clip ? h.clip / (norm + 1e-6f) : 1.0f;
+}
+
+// Elements from here on take no decay.
+std::int64_t end_of_decay(const AdamShape& s) {
+    return s.decay < 0.0f ? std::clamp<std::int64_t>(s.decayed - s.offset, 0, s.elements) : s.elements;
+}
+
 void adamw(const AdamShape& s, const float* g, const float* squares, const float* hyper, const float* overflow,
            float* master, Dst m, Dst v, Dst w, void*) {
-    if (overflow != nullptr && *overflow > 0.0f) return;
-    if (hyper[8] > 0.0f && !(*squares <= hyper[8])) return;
-    const Hyper h{hyper[0] * s.rate, hyper[1], hyper[2], hyper[3], s.decay < 0.0f ? hyper[4] : s.decay,
-                  hyper[5],          hyper[6], hyper[7]};
-    const float norm = std::sqrt(*squares);
-    const float factor = h.clip > 0.0f && norm > h.clip ? h.clip / (norm + 1e-6f) : 1.0f;
+    if (changes_nothing(squares, hyper, overflow)) return;
+    const Hyper h = hyper_of(s, hyper);
+    const float factor = clip_factor(h, squares);
     float* wide_m = scratch(Slot::a, chunk);
     float* wide_v = scratch(Slot::b, chunk);
     // Chunks end where the decayed part ends, so that each has one decay.
-    const std::int64_t boundary =
-        s.decay < 0.0f ? std::clamp<std::int64_t>(s.decayed - s.offset, 0, s.elements) : s.elements;
+    const std::int64_t boundary = end_of_decay(s);
     for (std::int64_t i = 0; i < s.elements;) {
         const std::int64_t end = i < boundary ? boundary : s.elements;
         const std::int64_t n = std::min(chunk, end - i);
@@ -64,6 +80,29 @@ void adamw(const AdamShape& s, const float* g, const float* squares, const float
         flush(v, i, n, second);
         if (w.data != nullptr) store(w, i, n, master + i);
         i += n;
+    }
+}
+
+void adamw_mxfp8(const AdamShape& s, const float* g, const float* squares, const float* hyper, const float* overflow,
+                 float* master, std::uint8_t* code, std::uint8_t* scale, Dst v, Dst w, void*) {
+    if (changes_nothing(squares, hyper, overflow)) return;
+    const Hyper h = hyper_of(s, hyper);
+    const float factor = clip_factor(h, squares);
+    float* first = scratch(Slot::a, chunk);
+    float* wide_v = scratch(Slot::b, chunk);
+    const std::int64_t boundary = end_of_decay(s);
+    static_assert(chunk % mxfp8_block == 0);
+    for (std::int64_t i = 0; i < s.elements; i += chunk) {
+        const std::int64_t n = std::min(chunk, s.elements - i), decayed = std::clamp<std::int64_t>(boundary - i, 0, n);
+        float* second = target(v, i, wide_v);
+        if (v.type == Type::bf16) load(v, i, n, second);
+        decode_mxfp8(code + i, scale + i / mxfp8_block, n, first);
+        adamw_chunk(h, factor, h.decay, g + i, decayed, master + i, first, second);
+        adamw_chunk(h, factor, 0.0f, g + i + decayed, n - decayed, master + i + decayed, first + decayed,
+                    second + decayed);
+        encode_mxfp8(first, n, code + i, scale + i / mxfp8_block);
+        flush(v, i, n, second);
+        if (w.data != nullptr) store(w, i, n, master + i);
     }
 }
 
@@ -94,6 +133,7 @@ void add_optimizer(Kernels& table) {
     table.zero = zero;
     table.sum_squares = sum_squares;
     table.adamw = adamw;
+    table.adamw_mxfp8 = adamw_mxfp8;
     table.cast = cast;
     table.reduce_sum = reduce_sum;
     table.reduce_max = reduce_max;

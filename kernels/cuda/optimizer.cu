@@ -1,5 +1,6 @@
 // AdamW on a shard, and the squared norm in two stages whose order does not depend on the launch.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/vector.cuh"
 
@@ -131,6 +132,72 @@ void launch_adamw(const AdamShape& s, const AdamOperands& o, void* stream) {
     CUDA_CHECK(cudaGetLastError());
 }
 
+struct Mxfp8Operands {
+    const float *g, *squares, *hyper, *overflow;
+    float* master;
+    std::uint8_t *code, *scale;
+    Dst v, w;
+};
+
+// Four elements a thread, so that eight neighbouring lanes hold a block of 32 and find its scale among themselves.
+template <class V, class P>
+__global__ void __launch_bounds__(threads) mxfp8_kernel(AdamShape s, Mxfp8Operands o) {
+    if (o.overflow != nullptr && *o.overflow > 0.0f) return;
+    if (o.hyper[8] > 0.0f && !(*o.squares <= o.hyper[8])) return;
+    constexpr int W = 4, sharers = 8;
+    const Hyper h(s, o.hyper, sqrtf(*o.squares));
+    const std::int64_t pack = std::int64_t{blockIdx.x} * threads + threadIdx.x, i = pack * W;
+    const bool within = i < s.elements; // whole blocks: all eight lanes of one or none
+    float m[W] = {};
+    if (within) {
+        const auto g = Access<float, W>::take({o.g, Type::f32}, i),
+                   before = Access<float, W>::take({o.master, Type::f32}, i);
+        const auto squares = Access<V, W>::take(read_back(o.v), i);
+        const unsigned power = o.scale[pack / sharers];
+        widen_e4m3(*reinterpret_cast<const unsigned*>(o.code + i),
+                   __uint_as_float(power == 255 ? 0x7fc00000u : power << 23), m);
+        float v[W], master[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) {
+            v[j] = squares[j], master[j] = before[j];
+            h.update(g[j], m[j], v[j], master[j], s.decay >= 0.0f || s.offset + i + j < s.decayed);
+        }
+        Access<V, W>::put(o.v, i, v);
+        Access<float, W>::put({o.master, Type::f32}, i, master);
+        if (o.w.data != nullptr) Access<P, W>::put(o.w, i, master);
+    }
+    Pack<float, W> held;
+    unsigned largest = 0;
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+        held.word[j] = __float_as_uint(m[j]);
+        largest = max(largest, held.word[j] & 0x7fffffffu);
+    }
+#pragma unroll
+    for (int offset = sharers / 2; offset > 0; offset /= 2)
+        largest = max(largest, __shfl_xor_sync(all_lanes, largest, offset));
+    if (!within) return;
+    const BlockScale block(largest);
+    if (pack % sharers == 0) o.scale[pack / sharers] = static_cast<std::uint8_t>(__float_as_uint(block.scale) >> 23);
+    *reinterpret_cast<unsigned*>(o.code + i) = four_e4m3(held, 0, block.inverse);
+}
+
+void adamw_mxfp8(const AdamShape& s, const float* g, const float* squares, const float* hyper, const float* overflow,
+                 float* master, std::uint8_t* code, std::uint8_t* scale, Dst v, Dst w, void* stream) {
+    if (s.elements <= 0) return;
+    if (s.elements % 32 != 0 || !aligned(g) || !aligned(master) || !aligned(code) || !all_aligned({v, w}))
+        throw std::runtime_error("adamw_mxfp8: a shard of " + std::to_string(s.elements) +
+                                 " elements that are no whole blocks of 32, or an operand that is not aligned");
+    const Mxfp8Operands o{g, squares, hyper, overflow, master, code, scale, v, w};
+    const unsigned blocks = blocks_for(ceil_div(s.elements, std::int64_t{4}), threads);
+    with_storage(v.type, [&](auto moment) {
+        with_storage(w.type, [&](auto weight) {
+            mxfp8_kernel<decltype(moment), decltype(weight)><<<blocks, threads, 0, stream_of(stream)>>>(s, o);
+        });
+    });
+    CUDA_CHECK(cudaGetLastError());
+}
+
 void sum_squares(Src x, float* s, std::int64_t n, void* stream) {
     if (n <= 0) return;
     auto* partial = reinterpret_cast<double*>(scratch_of(stream_of(stream)));
@@ -159,6 +226,7 @@ void adamw(const AdamShape& s, const float* g, const float* squares, const float
 void add_optimizer(Kernels& table) {
     table.sum_squares = sum_squares;
     table.adamw = adamw;
+    table.adamw_mxfp8 = adamw_mxfp8;
 }
 
 } // namespace moe::cuda

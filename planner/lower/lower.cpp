@@ -191,7 +191,7 @@ EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const
     if (plan.paged_stash)
         passes::stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
                            program.templates[static_cast<std::size_t>(backward)]);
-    if ((plan.offload & ~plan::offload::optimizer) != 0)
+    if ((plan.offload & plan::offload::activations) != 0)
         passes::offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
                              program.templates[static_cast<std::size_t>(backward)], plan.offload,
                              plan::stack_traits(plan).offloads_planned_rows ? passes::our_offload

@@ -56,10 +56,12 @@ unsigned from_string(const std::string& text); // throws Error (bad_input) namin
 } // namespace recompute
 
 // Modules whose input activations wait in host memory for their backward, by Megatron's fine-grained names, and the
-// optimizer states, which wait there between steps; a plan holds a set of them.
+// optimizer: its states, which wait there between steps, or the step as well, which the host's cores make on states
+// that never leave it. A plan holds a set of them.
 namespace offload {
 inline constexpr unsigned attn_norm = 1, qkv_linear = 2, core_attn = 4, attn_proj = 8, mlp_norm = 16, expert_fc1 = 32,
-                          moe_act = 64, optimizer = 128;
+                          moe_act = 64, optimizer = 128, optimizer_step = 256;
+inline constexpr unsigned activations = optimizer - 1, states = optimizer | optimizer_step;
 std::string to_string(unsigned set);           // "expert_fc1+moe_act", "none"
 unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
 } // namespace offload
@@ -70,6 +72,15 @@ unsigned from_string(const std::string& text); // throws Error (bad_input) namin
 enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global, sinkhorn };
 // The tokens beyond an expert's capacity that are dropped: those of the lowest weight or those that come last.
 enum class DropPolicy : std::uint8_t { probs, position };
+// The tokens that compete for an expert's capacity: those of one rank's micro-batch, which TP and CP leave a part of
+// its sequences, or those of one whole sequence, whose ranks gather their choices (arXiv 2504.14960 section 3.3 names
+// both).
+enum class DropScope : std::uint8_t { sub_sequence, full_sequence };
+
+// In which AdamW keeps its moments. fp8: exp_avg in MXFP8 (E4M3, 32 elements with one power of two), exp_avg_sq in
+// BF16. Of exp_avg_sq E4M3 would round away what a step adds, 1 - beta2 of a square, so that its sum stalls; arXiv
+// 2310.18313 section 2.2 keeps it in 16 bits as well.
+enum class Moments : std::uint8_t { fp32, bf16, fp8 };
 
 const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
@@ -78,6 +89,7 @@ const char* to_string(Documents documents);
 const char* to_string(Fp8Scaling scaling);
 const char* to_string(LoadBalancing balancing);
 const char* to_string(DropPolicy policy);
+const char* to_string(DropScope scope);
 std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
@@ -86,6 +98,7 @@ Documents documents_from_string(const std::string& text);
 Fp8Scaling fp8_scaling_from_string(const std::string& text);
 LoadBalancing load_balancing_from_string(const std::string& text);
 DropPolicy drop_policy_from_string(const std::string& text);
+DropScope drop_scope_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 
 } // namespace moe::plan

@@ -73,11 +73,11 @@ PlanFault check_executable_precision(const Plan& plan) {
         fp8 = fp8 || precision == machine::Precision::fp8_blockwise;
     }
     if (!fp8) return {};
-    if ((plan.offload & offload::optimizer) != 0)
+    if ((plan.offload & offload::states) != 0)
         return fault("offload",
                      "offload = {}: weights of fp8-blockwise are quantized from their masters as a step begins, which "
-                     "must lie on the device: leave optimizer out",
-                     offload::to_string(plan.offload));
+                     "must lie on the device: leave {} out",
+                     offload::to_string(plan.offload), offload::to_string(plan.offload & offload::states));
     if (key_replicas(plan) > 1)
         return fault(
             "precision",

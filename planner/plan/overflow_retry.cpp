@@ -16,7 +16,7 @@ std::optional<Plan> overflow_retry_plan(const Plan& plan) {
     Plan again = plan;
     again.capacity = limits::most_capacity; // The worst case caps it, and scalars stay where they are.
     again.recompute = recompute::full;
-    again.offload &= offload::optimizer;
+    again.offload &= offload::states;
     again.ep_overlap = false; // A merged pair needs the workspace of both.
     return again;
 }

@@ -66,7 +66,7 @@ OwnBalance own_balance(const Plan& plan, const std::string& place, WantedBalance
         own.said.clear();
     }
     if (r.aux_loss > 0.0) own.said += fmt::format(" ({})", to_string(r.load_balancing));
-    if (wanted.bias_update && routers.biased && (plan.offload & offload::optimizer) == 0 && !plan.lora.on()) {
+    if (wanted.bias_update && routers.biased && (plan.offload & offload::states) == 0 && !plan.lora.on()) {
         r.bias_update = bias_rate;
         own.said += fmt::format("{}selection bias moved by {} a step as in DeepSeek-V3", own.said.empty() ? "" : "; ",
                                 bias_rate);

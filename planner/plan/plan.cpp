@@ -21,12 +21,13 @@ constexpr std::array<const char*, 2> documents_names{"ignore", "mask"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
 constexpr std::array<const char*, 4> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"};
 constexpr std::array<const char*, 2> drop_names{"probs", "position"};
+constexpr std::array<const char*, 2> drop_scope_names{"sub_sequence", "full_sequence"};
 constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
                                                  "shared_experts", "full"};
 constexpr std::array<const char*, 9> recompute_names{"layernorm",      "core_attn", "mla_up_proj", "moe_act",  "mlp",
                                                      "shared_experts", "moe",       "full",        "operators"};
-constexpr std::array<const char*, 8> offload_names{"attn_norm", "qkv_linear", "core_attn", "attn_proj",
-                                                   "mlp_norm",  "expert_fc1", "moe_act",   "optimizer"};
+constexpr std::array<const char*, 9> offload_names{"attn_norm",  "qkv_linear", "core_attn", "attn_proj",     "mlp_norm",
+                                                   "expert_fc1", "moe_act",    "optimizer", "optimizer_step"};
 
 // Position of `text` in the names of a choice; refuses others with the known ones.
 template <std::size_t size>
@@ -87,8 +88,9 @@ int Plan::optimizer_copy_bytes() const {
     if (!stack_traits(stack).optimizer_copies || reshards()) return 0;
     const bool plain = precision == machine::Precision::bf16 ||
                        (precision == machine::Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
-    const bool read_as_they_are = optimizer.bf16_moments && plain;
-    return (gradients == machine::Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
+    const bool narrow = optimizer.moments != Moments::fp32;
+    const bool read_as_they_are = narrow && plain;
+    return (gradients == machine::Precision::bf16 && !read_as_they_are ? 4 : 0) + (narrow ? 8 : 0);
 }
 
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }
@@ -98,6 +100,7 @@ const char* to_string(Documents documents) { return documents_names[static_cast<
 const char* to_string(Fp8Scaling scaling) { return scaling_names[static_cast<std::size_t>(scaling)]; }
 const char* to_string(LoadBalancing balancing) { return balancing_names[static_cast<std::size_t>(balancing)]; }
 const char* to_string(DropPolicy policy) { return drop_names[static_cast<std::size_t>(policy)]; }
+const char* to_string(DropScope scope) { return drop_scope_names[static_cast<std::size_t>(scope)]; }
 std::string to_string(CudaGraph graph) {
     return graph == CudaGraph::partial ? "partial" : set_to_string(graph_names, static_cast<unsigned>(graph));
 }
@@ -123,19 +126,23 @@ LoadBalancing load_balancing_from_string(const std::string& text) {
 DropPolicy drop_policy_from_string(const std::string& text) {
     return static_cast<DropPolicy>(position(drop_names, "drop_policy", text));
 }
+DropScope drop_scope_from_string(const std::string& text) {
+    return static_cast<DropScope>(position(drop_scope_names, "drop_scope", text));
+}
 CudaGraph cuda_graph_from_string(const std::string& text) {
     if (text == "partial") return CudaGraph::partial;
     return static_cast<CudaGraph>(set_from_string(graph_names, "cuda_graph scope", text));
 }
 
 std::string to_string(const OptimizerChoice& choice) {
-    return std::string(choice.muon ? "muon" : "adamw") + (choice.bf16_moments ? "+bf16_moments" : "");
+    constexpr std::array moments{"", "+bf16_moments", "+fp8_exp_avg"};
+    return std::string(choice.muon ? "muon" : "adamw") + moments[static_cast<std::size_t>(choice.moments)];
 }
 
 OptimizerChoice optimizer_from_string(const std::string& text) {
-    constexpr std::array names{"adamw", "adamw+bf16_moments", "muon"};
+    constexpr std::array names{"adamw", "adamw+bf16_moments", "adamw+fp8_exp_avg", "muon"};
     const auto choice = position(names, "optimizer", text);
-    return {choice == 1, choice == 2};
+    return choice == 3 ? OptimizerChoice{Moments::fp32, true} : OptimizerChoice{static_cast<Moments>(choice)};
 }
 
 namespace recompute {

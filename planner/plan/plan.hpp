@@ -42,21 +42,24 @@ struct RouterTraining {
     // The choice is made for the router, position by position, so that every expert gets as many tokens; weights are
     // still its own. For benchmarks.
     bool forced = false;
-    // Factor over the balanced load that an expert takes from one rank's micro-batch, ceil(T K factor / E) tokens;
+    // Factor over the balanced load that an expert takes of the T tokens of drop_scope, ceil(T K factor / E) tokens;
     // those beyond are dropped and only the residual carries them on. 0: none are. Not Plan::capacity, which drops
-    // nothing.
+    // nothing. With whole sequences what is dropped depends on no other field; else on mbs, tp and cp.
     double expert_capacity = 0.0;
     DropPolicy drop_policy = DropPolicy::probs;
+    DropScope drop_scope = DropScope::sub_sequence;
     // Every expert gets exactly expert_capacity rows of every rank, those without a token zero, so that all shapes are
     // known before the step.
     bool pad_to_capacity = false;
     bool has_loss() const { return aux_loss > 0.0 || z_loss > 0.0; }
+    bool drops_in_sequences() const { return expert_capacity > 0.0 && drop_scope == DropScope::full_sequence; }
     bool counts_load() const { return has_loss() || bias_update > 0.0; }
     bool operator==(const RouterTraining&) const = default;
 };
 
 struct OptimizerChoice {
-    bool bf16_moments = false; // exp_avg and exp_avg_sq stored as BF16 instead of FP32
+    Moments moments = Moments::fp32; // of AdamW
+    bool narrow() const { return moments != Moments::fp32; }
     // Muon (arXiv 2502.16982) for the matrices of layers, which then keep one FP32 moment; AdamW for everything else.
     bool muon = false;
     bool operator==(const OptimizerChoice&) const = default;
@@ -133,6 +136,7 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     // gradients reduced behind its backward. In a pipeline, weights stay gathered and gradients whole until the last
     // micro-batch (arXiv 2407.21783 section 3.3.2), which is what the distributed optimizer does anyway.
     bool reshards() const { return fsdp && pp == 1; }
+    bool steps_on_host() const { return (offload & offload::optimizer_step) != 0; }
     int stage_ranks() const { return tp * cp * dp; } // ranks of one pipeline stage
     machine::Precision activations() const {
         return precision == machine::Precision::fp32 ? machine::Precision::fp32 : machine::Precision::bf16;
@@ -152,7 +156,7 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     bool blocks_by_rows() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in
-    // BF16 and FP8 with delayed scaling); moments that are kept in BF16. 0 under FSDP, whose optimizer is another one.
+    // BF16 and FP8 with delayed scaling); moments that are kept in less. 0 under FSDP, whose optimizer is another one.
     // Source: Megatron-LM, megatron/core/optimizer/distrib_optimizer.py (_copy_model_grads_to_main_grads) and
     // optimizer_config.py (use_precision_aware_optimizer_no_fp8_or_ds_fp8); TransformerEngine,
     // pytorch/optimizers/fused_adam.py (get_unscaled_state, for every parameter of a group before its kernel runs).
@@ -169,7 +173,7 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
 };
 
-// "adamw" (FP32 moments), "adamw+bf16_moments" or "muon".
+// "adamw" (FP32 moments), "adamw+bf16_moments", "adamw+fp8_exp_avg" or "muon".
 std::string to_string(const OptimizerChoice& choice);
 OptimizerChoice optimizer_from_string(const std::string& text);
 

@@ -96,7 +96,7 @@ PlanFault check_precision(const Plan& plan) {
 PlanFault check_split_backward(const Plan& plan) {
     if (!splits_backward(plan.schedule)) return {};
     const char* name = to_string(plan.schedule);
-    if ((plan.offload & ~offload::optimizer) != 0)
+    if ((plan.offload & offload::activations) != 0)
         return fault("schedule: offload",
                      "schedule {} keeps activations until their weight gradients: offload = {} must be none or "
                      "optimizer",
@@ -113,12 +113,23 @@ PlanFault check_split_backward(const Plan& plan) {
 
 PlanFault check_offload(const Plan& plan) {
     using namespace offload;
-    constexpr unsigned all =
-        attn_norm | qkv_linear | core_attn | attn_proj | mlp_norm | expert_fc1 | moe_act | offload::optimizer;
-    if ((plan.offload & ~all) != 0) return fault("offload", "offload: set {} holds unknown modules", plan.offload);
+    if ((plan.offload & ~(activations | states)) != 0)
+        return fault("offload", "offload: set {} holds unknown modules", plan.offload);
     if ((plan.offload & (expert_fc1 | moe_act)) != 0 && !has_experts(plan))
         return fault("offload", "offload = {}: {} has no experts",
                      offload::to_string(plan.offload & (expert_fc1 | moe_act)), plan.model->name);
+    if ((plan.offload & states) == states)
+        return fault("offload",
+                     "offload = {}: with optimizer_step states never come to the device: leave optimizer out",
+                     offload::to_string(plan.offload));
+    if (plan.steps_on_host() && std::max(plan.precision, plan.experts()) > machine::Precision::bf16)
+        return fault("offload",
+                     "offload = {}: weights of precision = {} are quantized from masters, which must come to the "
+                     "device: set optimizer",
+                     offload::to_string(plan.offload), machine::to_string(std::max(plan.precision, plan.experts())));
+    if (plan.steps_on_host() && plan.optimizer.muon)
+        return fault("offload", "offload = {}: optimizer = muon multiplies matrices, on the device: set optimizer",
+                     offload::to_string(plan.offload));
     if (plan.paged_stash && (plan.offload & (expert_fc1 | moe_act)) != 0)
         return fault("offload", "offload = {}: paged_stash = on keeps routed rows on the device already",
                      offload::to_string(plan.offload & (expert_fc1 | moe_act)));
@@ -172,8 +183,8 @@ PlanFault check_replicas(const Plan& plan) {
 
 PlanFault check_communication(const Plan& plan) {
     if (PlanFault found = check_replicas(plan)) return found;
-    if (plan.optimizer.muon && plan.optimizer.bf16_moments)
-        return fault("optimizer", "optimizer = {}: BF16 moments are AdamW's, use muon", to_string(plan.optimizer));
+    if (plan.optimizer.muon && plan.optimizer.narrow())
+        return fault("optimizer", "optimizer = {}: narrow moments are AdamW's, use muon", to_string(plan.optimizer));
     if (plan.optimizer.muon && plan.reshards())
         return fault("optimizer",
                      "optimizer = muon: it orthogonalizes whole gradients, of which fsdp = on keeps shards alone: use "
@@ -293,6 +304,10 @@ PlanFault check_router(const Plan& plan) {
     if (r.pad_to_capacity && r.expert_capacity == 0.0)
         return fault("pad_to_capacity",
                      "pad_to_capacity = on: there is no capacity to fill up to: set expert_capacity");
+    if (r.pad_to_capacity && r.drops_in_sequences())
+        return fault("pad_to_capacity",
+                     "pad_to_capacity = on: how much of a whole sequence's capacity a rank fills is not known before "
+                     "the step: set drop_scope sub_sequence");
     if (r.pad_to_capacity && plan.dispatcher != Dispatcher::alltoall)
         return fault("pad_to_capacity", "pad_to_capacity = on: dispatcher = {} moves tokens, not rows: set alltoall",
                      to_string(plan.dispatcher));
@@ -307,9 +322,9 @@ PlanFault check_router(const Plan& plan) {
     if (r.bias_update > 0.0 && std::none_of(kinds.begin(), kinds.end(), has_bias))
         return fault("bias_update", "bias_update = {}: the router of {} has no selection bias", r.bias_update,
                      plan.model->name);
-    if (r.bias_update > 0.0 && (plan.offload & offload::optimizer) != 0)
-        return fault("bias_update", "bias_update = {}: excludes offload = optimizer, behind which the bias is moved",
-                     r.bias_update);
+    if (r.bias_update > 0.0 && (plan.offload & offload::states) != 0)
+        return fault("bias_update", "bias_update = {}: excludes offload = {}, behind which the bias is moved",
+                     r.bias_update, offload::to_string(plan.offload & offload::states));
     return {};
 }
 

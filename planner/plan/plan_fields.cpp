@@ -189,6 +189,8 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return word(plan.router.expert_capacity); }},
         {"drop_policy", [](Plan& plan, const std::string& v) { plan.router.drop_policy = drop_policy_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.router.drop_policy); }},
+        {"drop_scope", [](Plan& plan, const std::string& v) { plan.router.drop_scope = drop_scope_from_string(v); },
+         [](const Plan& plan) -> std::string { return to_string(plan.router.drop_scope); }},
         {"pad_to_capacity",
          [](Plan& plan, const std::string& v) { plan.router.pad_to_capacity = on_or_off("pad_to_capacity", v); },
          [](const Plan& plan) -> std::string { return plan.router.pad_to_capacity ? "on" : "off"; }},

@@ -75,7 +75,7 @@ constexpr double any_amount = std::numeric_limits<double>::max();
 
 void read_router(const JsonObject& json, RouterTraining& router) {
     json.only({"load_balancing", "aux_loss", "z_loss", "input_jitter", "bias_update", "forced", "expert_capacity",
-               "drop_policy", "pad_to_capacity"});
+               "drop_policy", "drop_scope", "pad_to_capacity"});
     router.load_balancing =
         named(json, json.string_or("load_balancing", to_string(router.load_balancing)), load_balancing_from_string);
     router.aux_loss = json.number_or("aux_loss", 0.0, 0.0, any_amount);
@@ -86,6 +86,7 @@ void read_router(const JsonObject& json, RouterTraining& router) {
     router.expert_capacity = json.number_or("expert_capacity", 0.0, 0.0, any_amount);
     router.drop_policy =
         named(json, json.string_or("drop_policy", to_string(router.drop_policy)), drop_policy_from_string);
+    router.drop_scope = named(json, json.string_or("drop_scope", to_string(router.drop_scope)), drop_scope_from_string);
     router.pad_to_capacity = json.boolean_or("pad_to_capacity", false);
 }
 
@@ -98,6 +99,7 @@ Json router_json(const RouterTraining& router) {
             {"forced", router.forced},
             {"expert_capacity", router.expert_capacity},
             {"drop_policy", to_string(router.drop_policy)},
+            {"drop_scope", to_string(router.drop_scope)},
             {"pad_to_capacity", router.pad_to_capacity}};
 }
 

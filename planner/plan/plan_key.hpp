@@ -25,19 +25,19 @@ std::tuple<T> values(const T& field) {
 inline std::tuple<const model::Model*> values(const std::shared_ptr<const model::Model>& model) {
     return {model.get()};
 }
-inline std::tuple<bool, bool> values(const OptimizerChoice& choice) {
-    const auto& [bf16_moments, muon] = choice;
-    return {bf16_moments, muon};
+inline std::tuple<Moments, bool> values(const OptimizerChoice& choice) {
+    const auto& [moments, muon] = choice;
+    return {moments, muon};
 }
 inline auto values(const Lora& lora) {
     const auto& [rank, alpha, targets] = lora;
     return std::make_tuple(rank, alpha, targets);
 }
 inline auto values(const RouterTraining& router) {
-    const auto& [load_balancing, aux_loss, z_loss, jitter, bias_update, forced, expert_capacity, drop_policy, pad] =
-        router;
+    const auto& [load_balancing, aux_loss, z_loss, jitter, bias_update, forced, expert_capacity, drop_policy,
+                 drop_scope, pad] = router;
     return std::make_tuple(load_balancing, aux_loss, z_loss, jitter, bias_update, forced, expert_capacity, drop_policy,
-                           pad);
+                           drop_scope, pad);
 }
 
 // The part of a field that goes into a key.
@@ -77,9 +77,9 @@ constexpr bool
     counts_tokens = std::apply([](const auto&... row) { return ((row.use.of(subject) == As::tokens) || ...); }, table);
 
 // A loss of the router is balanced over sequences, or over all ranks of a micro-batch; noise on its input goes by the
-// positions of a rank's tokens.
+// positions of a rank's tokens, and whole sequences drop theirs together.
 inline std::tuple<std::int64_t, std::int64_t, int, int> tokens_of(const Plan& plan) {
-    const bool cut = plan.router.has_loss() || plan.router.input_jitter > 0.0;
+    const bool cut = plan.router.has_loss() || plan.router.input_jitter > 0.0 || plan.router.drops_in_sequences();
     return {plan.tokens_local(), cut ? plan.mbs : 0, cut ? plan.tp : 0, cut ? plan.cp : 0};
 }
 

@@ -71,6 +71,7 @@ bool shapeless(OpKind kind) {
     case OpKind::zero:
     case OpKind::sum_squares:
     case OpKind::adamw:
+    case OpKind::adamw_on_host:
     case OpKind::momentum:
     case OpKind::collect:
     case OpKind::newton_schulz:

@@ -196,7 +196,12 @@ struct BalanceAttr {
     double z = 0.0;   // factor of the sum of logsumexp^2
 };
 struct DropAttr {
-    std::int64_t tokens = 0, capacity = 0; // capacity: tokens that one expert keeps
+    std::int64_t tokens = 0; // of this rank
+    // Rows that compete: those of `tensor_ranks` ranks of TP one behind the other, of one CP rank behind the other.
+    std::int64_t rivals = 0;
+    int tensor_ranks = 1;
+    // Each expert keeps `capacity` tokens of every sequence; row r belongs to sequence r modulo sequences.
+    std::int64_t sequences = 1, capacity = 0;
     int experts = 0, top_k = 0;
     plan::DropPolicy policy = plan::DropPolicy::probs;
 };

@@ -73,10 +73,11 @@ enum class OpKind : std::uint8_t {
     router_loss,        // logits, [load] -> +loss[2]: auxiliary loss and z-loss of these tokens; BalanceAttr
     router_loss_grad,   // logits, [load], dlogits -> dlogits + gradient of both losses
     add_counts,         // counts[E] i32 -> +sum[E] f32
-    drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
-    local_experts,      // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
-    expert_bias,        // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket of
-                        // the bias, unless rows overflowed or the step is bad; ExpertBiasAttr
+    drop_copies,   // index[R, K], weight, [positions of rows] -> of T rows index with -1 where dropped, weight with
+                   // 0 there; DropAttr
+    local_experts, // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
+    expert_bias,   // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket of
+                   // the bias, unless rows overflowed or the step is bad; ExpertBiasAttr
     permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
                    // where index is negative
     permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
@@ -107,6 +108,7 @@ enum class OpKind : std::uint8_t {
     sum_squares,   // x -> +s[1]
     adamw,         // g[n], s[1], hyper[9], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
                    // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
+    adamw_on_host, // adamw over operands in host memory, by the host's cores
     momentum,      // +g[n], s[1], hyper[9], m, [overflow[1]] -> m, g = Nesterov's update; none where adamw writes none
     collect,       // g of the whole bucket -> the window of MuonAttr around this rank's shard; MuonAttr
     newton_schulz, // updates, s[1], hyper[9], master, [overflow[1]] -> master, [w[n]], work, norm[1]: the matrices that

@@ -264,6 +264,8 @@ const char* to_string(OpKind kind) {
         return "sum_squares";
     case OpKind::adamw:
         return "adamw";
+    case OpKind::adamw_on_host:
+        return "adamw_on_host";
     case OpKind::momentum:
         return "momentum";
     case OpKind::collect:

@@ -77,6 +77,10 @@ struct Bucket {
     TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
     // Offloaded optimizer states wait here between steps; those above are then on the device only in finish.
     TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
+    // Where the host steps (Plan::steps_on_host), there are none above: the gradient's shard comes here, and the new
+    // weights go from here.
+    TensorId host_gradients = no_tensor, host_weights = no_tensor;
+    bool steps_on_host() const { return host_gradients != no_tensor; }
     // Whether a step sums this shard's gradients over the ranks that hold it.
     bool sums_copies() const { return !frozen && replicas.axes != 0; }
     // Frozen weights are their own master, in the precision of activations.
@@ -179,6 +183,8 @@ struct ProgramIo {
     // Segments (lower_segment): what the neighbours send, the input of the forward and the gradient of its output.
     TensorId segment_in = no_tensor, segment_dout = no_tensor;
     TensorId segment_message(int direction) const { return direction == 0 ? segment_in : segment_dout; } // 1: backward
+    // Where the host steps: its copies of gradient_norm, hyper and overflow.
+    TensorId host_norm = no_tensor, host_hyper = no_tensor, host_overflow = no_tensor;
     TensorId hyper = no_tensor; // [9]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t, largest norm^2
 };
 

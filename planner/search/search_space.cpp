@@ -139,9 +139,9 @@ void SearchSpace::pin(const SearchRequest& request, const stack::Stack& stack) {
     if (pinned("optimizer"))
         optimizers_ = {base_.optimizer};
     else if (stack.bf16_moments)
-        optimizers_ = {plan::OptimizerChoice{true}, plan::OptimizerChoice{false}};
+        optimizers_ = {plan::OptimizerChoice{plan::Moments::bf16}, plan::OptimizerChoice{}};
     else
-        optimizers_ = {plan::OptimizerChoice{false}};
+        optimizers_ = {plan::OptimizerChoice{}};
 }
 
 void SearchSpace::make_cuts() {

@@ -9,7 +9,7 @@ namespace moe::search {
 namespace {
 
 auto fields(const plan::Plan& p) {
-    return std::tie(p.precision, p.pp, p.vpp, p.tp, p.cp, p.etp, p.ep, p.mbs, p.recompute, p.optimizer.bf16_moments,
+    return std::tie(p.precision, p.pp, p.vpp, p.tp, p.cp, p.etp, p.ep, p.mbs, p.recompute, p.optimizer.moments,
                     p.layout, p.schedule, p.offload, p.delay_wgrad, p.dispatcher, p.cuda_graph, p.ep_overlap,
                     p.tp_overlap, p.cp_comm, p.fsdp);
 }

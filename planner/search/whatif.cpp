@@ -328,7 +328,9 @@ std::vector<plan::Plan> front_candidates(const plan::Plan& base, const stack::St
             plans.back().offload = set;
         }
     }
-    multiply(both, [](plan::Plan& plan, bool on) { plan.optimizer.bf16_moments = on; });
+    multiply(both, [](plan::Plan& plan, bool on) {
+        plan.optimizer.moments = on ? plan::Moments::bf16 : plan::Moments::fp32;
+    });
     multiply(both, [](plan::Plan& plan, bool on) { plan.fsdp = on; });
     plans.erase(
         std::remove_if(plans.begin(), plans.end(), [&](const plan::Plan& plan) { return !stack::sound(plan, stack); }),

@@ -101,6 +101,7 @@ std::vector<PlanWord> plan_fields() {
         {"deterministic", NameWord{[](const Plan& p) { return on_off(p.deterministic); }}},
         {"load_balancing", NameWord{[](const Plan& p) { return plan::to_string(p.router.load_balancing); }}},
         {"drop_policy", NameWord{[](const Plan& p) { return plan::to_string(p.router.drop_policy); }}},
+        {"drop_scope", NameWord{[](const Plan& p) { return plan::to_string(p.router.drop_scope); }}},
         {"pad_to_capacity", NameWord{[](const Plan& p) { return on_off(p.router.pad_to_capacity); }}},
         {"rank_order", NameWord{[](const Plan& p) { return p.rank_order.c_str(); }}},
         {"layout", NameWord{[](const Plan& p) { return p.layout.empty() ? "none" : p.layout.c_str(); }}},

@@ -80,8 +80,14 @@ plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
                                                 plan::recompute::to_string(s.recompute_modules))};
     if (p.paged_stash && !s.paged_stash)
         return {"stack: paged_stash", fmt::format("paged_stash on: stack {} has none: set it off", s.name)};
-    if (p.optimizer.bf16_moments && !s.bf16_moments)
-        return {"stack: optimizer", fmt::format("optimizer bf16 moments: stack {} keeps FP32 moments only", s.name)};
+    if (p.optimizer.narrow() && !s.bf16_moments)
+        return {"stack: optimizer",
+                fmt::format("optimizer {}: stack {} keeps FP32 moments only", plan::to_string(p.optimizer), s.name)};
+    if (p.steps_on_host() && !s.executable)
+        return {"stack: offload",
+                fmt::format("offload optimizer_step: stack {} has offload optimizer, which stands for its own step on "
+                            "the host: leave optimizer_step out",
+                            s.name)};
     if (p.optimizer.muon && !s.muon)
         return {"stack: optimizer", fmt::format("optimizer muon: stack {} has AdamW only: set it adamw", s.name)};
     if (p.lora.on() && !s.executable)

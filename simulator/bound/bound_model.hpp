@@ -41,7 +41,7 @@ private:
     // Played op by op, slots of a pipeline that is never full, and those that share the link to the host, overlap a
     // little: by what the tiers may differ.
     static constexpr double tiers_apart = 0.97;
-    static bool offloads(const plan::Plan& plan) { return (plan.offload & ~plan::offload::optimizer) != 0; }
+    static bool offloads(const plan::Plan& plan) { return (plan.offload & plan::offload::activations) != 0; }
 
     struct Layers {
         std::vector<const Terms*> terms; // terms by segment; none for those that few cuts have, see complete()

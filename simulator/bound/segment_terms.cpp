@@ -18,7 +18,7 @@ namespace {
 // The plan whose ops a plan's own repeat. Tensors that are offloaded or gathered in turns depend on what is recomputed:
 // such plans share nothing with others. Optimizer states are no part of a segment, wherever they are.
 plan::Plan plain_of(plan::Plan plan) {
-    plan.offload &= ~plan::offload::optimizer;
+    plan.offload &= plan::offload::activations;
     if (plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
     return plan;
 }
@@ -65,7 +65,7 @@ std::array<double, 2> held_up(const program::Program& plain, const std::vector<c
 } // namespace
 
 plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack) {
-    plan.offload &= ~plan::offload::optimizer;
+    plan.offload &= plan::offload::activations;
     if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
     if (stack.costs.fsdp_sm_share == 0.0 && !plan.reshards()) plan.fsdp = false;
     return plan;
@@ -272,7 +272,7 @@ const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id
 // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,
 // such a layer may be as short as its busiest stream.
 bool SegmentTerms::begins_early(const plan::Plan& plan, estimate::SegmentId id) {
-    const bool offloaded = (plan.offload & ~plan::offload::optimizer) != 0;
+    const bool offloaded = (plan.offload & plan::offload::activations) != 0;
     if (id.kind != lower::SegmentKind::layer) return plan.reshards();
     const bool stashed = plan.paged_stash && plan.model->kinds[static_cast<std::size_t>(id.layer_kind)].moe.has_value();
     return plan.reshards() || plan.cp > 1 || stashed || offloaded;
@@ -283,7 +283,7 @@ Terms SegmentTerms::played(const Plain& base, const plan::Plan& plan, estimate::
     Terms terms;
     const FlatSegment& flat = library_.flat(*base.shape, base.program, base.plan, plan.recompute, id);
     const double sync = cache_.stack().costs.sync_seconds;
-    const bool offloaded = (plan.offload & ~plan::offload::optimizer) != 0;
+    const bool offloaded = (plan.offload & plan::offload::activations) != 0;
     const std::vector<cost::OpCost> timely = early ? without_early(base.program, ops) : std::vector<cost::OpCost>{};
     for (int side = 0; side < 2; ++side) {
         SideTerms& t = terms.sides[side];

@@ -325,6 +325,11 @@ ContentionPrice CostModel::contention_price() const {
 
 double CostModel::device_seconds(const program::Op& op, const program::Program& program, bool merged) const {
     const machine::Hardware& hardware = *plan_.hardware;
+    if (op.kind == program::OpKind::adamw_on_host && hardware.cpu) { // The host is the device.
+        program::Op plain = op;
+        plain.kind = program::OpKind::adamw;
+        return device_seconds(plain, program, merged);
+    }
     const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
     if (hardware.cpu && attention != nullptr && attention->documents) { // by the kernel that was measured without
         program::Op plain = op;
@@ -345,7 +350,10 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
         if (!hardware.cpu && program::is_communication(op.kind) && !to_myself)
             if (const double seconds = measured_among_devices(op, at, merged); seconds > 0.0) return seconds;
     }
-    const bool copies = op.kind == program::OpKind::copy_to_host || op.kind == program::OpKind::copy_from_host;
+    // A host's memory serves each of its GPUs with about what the link takes: 77 GB/s where eight share two sockets of
+    // eight DDR5-4800 channels, 256 of a Grace (512 GB/s) that serves two.
+    const bool copies = op.kind == program::OpKind::copy_to_host || op.kind == program::OpKind::copy_from_host ||
+                        op.kind == program::OpKind::adamw_on_host;
     if (copies && !hardware.cpu) return hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
     if (!program::is_communication(op.kind) && !copies) return compute_seconds(op, program);
     if (hardware.cpu || to_myself) // ranks of one process copy through memory, offloading included

@@ -57,7 +57,7 @@ SegmentSize SegmentCache::size(const plan::Plan& plan, SegmentId id) {
     // sizes that TP divides are played, so that no rounding is extrapolated.
     if (plan.seq / plan.cp % plan.tp != 0) return lowered(plan, id, plan.mbs);
     // Not so FSDP's weights beside them, nor what is offloaded, which depends on its size.
-    if (plan.reshards() || (plan.offload & ~plan::offload::optimizer) != 0) return lowered(plan, id, plan.mbs);
+    if (plan.reshards() || (plan.offload & plan::offload::activations) != 0) return lowered(plan, id, plan.mbs);
     const SegmentSize& one = lowered(plan, id, 1);
     if (plan.mbs == 1) return one;
     const SegmentSize& two = lowered(plan, id, 2);

@@ -46,7 +46,8 @@ bool merges(const std::vector<plan::Kept>& kept) {
 
 void StageMemory::add_states(const plan::Plan& plan, const passes::BucketSize& bucket) {
     states += state_bytes(plan, bucket);
-    ((plan.offload & plan::offload::optimizer) != 0 ? visiting : states) += passes::optimizer_bytes(plan, bucket);
+    if (!plan.steps_on_host())
+        ((plan.offload & plan::offload::optimizer) != 0 ? visiting : states) += passes::optimizer_bytes(plan, bucket);
     muon = std::max(muon, static_cast<double>(bucket.muon_bytes));
     copies += plan.optimizer_copy_bytes() * static_cast<double>(bucket.elements) / bucket.group_size;
 }

@@ -228,7 +228,7 @@ namespace {
 // before their slot ends, backwards of two slots, and pipelines that are never full, which show every slot's beginning.
 bool needs_ops(const plan::Plan& plan) {
     return plan.micro_batches() < plan.pp || plan.reshards() || emit::reduces_copy(plan) ||
-           (plan.offload & ~plan::offload::optimizer) != 0 || plan.delay_wgrad || plan::splits_backward(plan.schedule);
+           (plan.offload & plan::offload::activations) != 0 || plan.delay_wgrad || plan::splits_backward(plan.schedule);
 }
 
 // Seconds by which the host's work grows beyond the step's from one play to a longer one: then it comes to be the limit

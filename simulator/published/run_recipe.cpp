@@ -183,7 +183,7 @@ unsigned applicable_recompute(unsigned set, const model::Model& model) {
 void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, std::vector<std::string>& warnings) {
     if (!run.recompute_modules.empty()) plan.recompute = recompute_set(run.recompute_modules, *plan.model, warnings);
     plan.offload = offload_set(run.offload_modules, *plan.model, warnings);
-    plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
+    if (bf16_moments(run.optimizer) && stack.bf16_moments) plan.optimizer.moments = plan::Moments::bf16;
     plan.gradients = gradients_of(run.optimizer, stack);
     if (holds(run.moe_balance, "natural"))
         warnings.push_back("natural routing of unknown distribution: priced as balanced");

@@ -67,7 +67,8 @@ const char* class_of(program::OpKind kind) {
 
 double ideal_seconds(const plan::Plan& plan, const program::Op& op, const program::Program& program) {
     const machine::Hardware& hardware = *plan.hardware;
-    const bool copies = op.kind == program::OpKind::copy_to_host || op.kind == program::OpKind::copy_from_host;
+    const bool copies = op.kind == program::OpKind::copy_to_host || op.kind == program::OpKind::copy_from_host ||
+                        op.kind == program::OpKind::adamw_on_host;
     if (copies && !hardware.cpu) return op.bytes / std::max(1.0, hardware.host.bandwidth);
     const bool product = op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm;
     const machine::Precision precision = product ? cost::gemm_precision(op, program) : plan.core_attention();

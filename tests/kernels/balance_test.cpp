@@ -177,7 +177,7 @@ TEST_CASE("balance: an expert keeps its heaviest or its first copies") {
     Random random("drop");
     for (const bool by_weight : {true, false})
         for (const std::int64_t capacity : {1, 3, 20}) {
-            const DropShape s{14, capacity, 4, 2, by_weight};
+            const DropShape s{14, 14, 0, 1, capacity, 4, 2, by_weight};
             Index index, kept(28, -7);
             for (int t = 0; t < 14; ++t) {
                 const std::int32_t first = random.below(4);
@@ -188,7 +188,7 @@ TEST_CASE("balance: an expert keeps its heaviest or its first copies") {
             for (int i = 0; i < 28; ++i) heavy.push_back((1 + random.below(6)) / 8.0); // with ties
             const Tensor weight(Type::f32, heavy);
             Tensor kept_weight(Type::f32, 28);
-            table().drop_copies(s, index.data(), weight.f32(), kept.data(), kept_weight.f32(), nullptr);
+            table().drop_copies(s, index.data(), weight.f32(), nullptr, kept.data(), kept_weight.f32(), nullptr);
             for (int e = 0; e < 4; ++e) {
                 std::vector<std::size_t> copies;
                 for (std::size_t i = 0; i < 28; ++i)
@@ -202,6 +202,65 @@ TEST_CASE("balance: an expert keeps its heaviest or its first copies") {
                     CHECK(kept[copies[place]] == (stays ? e : -1));
                     CHECK(kept_weight.at(static_cast<std::int64_t>(copies[place])) ==
                           (stays ? heavy[copies[place]] : 0.0));
+                }
+            }
+        }
+}
+
+TEST_CASE("balance: a rank drops of whole sequences what one that has all of them drops") {
+    constexpr std::int64_t length = 12, sequences = 2, top_k = 2, ranks = 4, own = length * sequences / ranks;
+    constexpr int experts = 4;
+    // Two CP ranks of the first and last, and of the middle quarters; two TP ranks of each.
+    const Index order{0, 1, 2, 9, 10, 11, 3, 4, 5, 6, 7, 8};
+    Random random("drop of sequences");
+    Index whole;
+    Vec heavy;
+    for (std::int64_t t = 0; t < length * sequences; ++t) {
+        const std::int32_t first = random.below(experts);
+        whole.push_back(first);
+        whole.push_back((first + 1 + random.below(experts - 1)) % experts);
+        for (int k = 0; k < 2; ++k) heavy.push_back((1 + random.below(6)) / 8.0); // with ties
+    }
+    const auto row_of = [&](std::int64_t row) { // of the whole, where the ranks' row `row` lies
+        return static_cast<std::size_t>(order[static_cast<std::size_t>(row / sequences)] * sequences + row % sequences);
+    };
+    Index gathered;
+    Vec gathered_weight;
+    for (std::int64_t row = 0; row < length * sequences; ++row)
+        for (std::size_t k = 0; k < 2; ++k) {
+            gathered.push_back(whole[row_of(row) * 2 + k]);
+            gathered_weight.push_back(heavy[row_of(row) * 2 + k]);
+        }
+    const Tensor weight(Type::f32, heavy), all_weight(Type::f32, gathered_weight);
+    for (const bool by_weight : {true, false})
+        for (const std::int64_t capacity : {1, 4, 6, 20}) {
+            const DropShape s{length * sequences, length * sequences, 0, sequences, capacity, experts, 2, by_weight};
+            Index want(whole.size(), -7);
+            Tensor want_weight(Type::f32, static_cast<std::int64_t>(whole.size()));
+            table().drop_copies(s, whole.data(), weight.f32(), nullptr, want.data(), want_weight.f32(), nullptr);
+            for (std::size_t b = 0; b < sequences; ++b) // as if the other sequence were not there
+                for (int e = 0; e < experts; ++e) {
+                    std::int64_t chosen = 0, kept = 0;
+                    for (std::size_t i = 0; i < whole.size(); ++i) {
+                        if (i / 2 % sequences != b || whole[i] != e) continue;
+                        ++chosen;
+                        kept += want[i] == e ? 1 : 0;
+                    }
+                    CHECK(kept == std::min(chosen, capacity));
+                }
+            for (std::int64_t rank = 0; rank < ranks; ++rank) {
+                DropShape part = s;
+                part.tokens = own;
+                part.first = rank * own;
+                Index got(own * top_k, -7);
+                Tensor got_weight(Type::f32, own * top_k);
+                table().drop_copies(part, gathered.data(), all_weight.f32(), order.data(), got.data(), got_weight.f32(),
+                                    nullptr);
+                for (std::int64_t i = 0; i < own * top_k; ++i) {
+                    const std::size_t at = row_of(part.first + i / top_k) * 2 + static_cast<std::size_t>(i % top_k);
+                    INFO("rank ", rank, " copy ", i, " by weight ", by_weight, " capacity ", capacity);
+                    CHECK(got[static_cast<std::size_t>(i)] == want[at]);
+                    CHECK(got_weight.at(i) == want_weight.at(static_cast<std::int64_t>(at)));
                 }
             }
         }

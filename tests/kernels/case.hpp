@@ -99,6 +99,7 @@ std::vector<Case> activation_benchmarks();
 std::vector<Case> attention_benchmarks();
 std::vector<Case> gemm_benchmarks();
 std::vector<Case> loss_benchmarks();
+std::vector<Case> mxfp8_benchmarks();
 std::vector<Case> norm_benchmarks();
 std::vector<Case> optimizer_benchmarks();
 std::vector<Case> permute_benchmarks();

@@ -81,7 +81,7 @@ def document(generator, stack):
         "offload": [] if words["offload"] == "none" else words["offload"].split("+"),
         "router": {
             "load_balancing": words["load_balancing"], "forced": words["balance"] == "forced",
-            "drop_policy": words["drop_policy"], "pad_to_capacity": words["pad_to_capacity"] == "on",
+            "drop_policy": words["drop_policy"], "drop_scope": words["drop_scope"], "pad_to_capacity": words["pad_to_capacity"] == "on",
             **{field: whole(words[field]) for field in ROUTER},
         },
     }  # fmt: skip

@@ -73,7 +73,7 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--lr-decay-steps", o.lr_decay_steps, "N",
         "with wsd: last steps over which the rate falls (default: a tenth of --steps)");
     add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
-    add(verb, "--optimizer", o.optimizer, "adamw|adamw+bf16_moments|muon",
+    add(verb, "--optimizer", o.optimizer, "adamw|adamw+bf16_moments|adamw+fp8_exp_avg|muon",
         "in place of the plan's optimizer; muon moves the matrices of layers, and AdamW all else");
     add(verb, "--lora", o.lora, "RANK",
         "freeze every weight and train low-rank adapters of this rank in its place (none: the plan's are left out)");

@@ -40,8 +40,10 @@ std::vector<std::string> differences_of_training(const plan::Plan& plan) {
                                    plan.dispatcher == plan::Dispatcher::ncclep ? "a rank with more rows ends the run"
                                                                                : "a rank drops rows beyond it"));
     if (plan.router.expert_capacity > 0.0)
-        what.push_back(fmt::format("expert_capacity {}: an expert drops tokens beyond it",
-                                   plan::field_text(plan, "expert_capacity")));
+        what.push_back(fmt::format(
+            "expert_capacity {}: an expert drops tokens beyond it{}", plan::field_text(plan, "expert_capacity"),
+            plan.router.drops_in_sequences() ? ", of each whole sequence"
+                                             : ", of a rank's own: which ones depends on mbs, tp and cp"));
     if (plan.router.load_balancing == plan::LoadBalancing::sinkhorn)
         what.emplace_back(
             "load_balancing sinkhorn: balanced over a rank's tokens, the choice depends on mbs, tp and cp");

@@ -223,7 +223,7 @@ void show_stack(const ShowOptions& options) {
                                                   {"interleaved stages", s.interleaved},
                                                   {"EP overlap", s.ep_overlap},
                                                   {"offload", s.offloads},
-                                                  {"BF16 moments", s.bf16_moments},
+                                                  {"narrow moments", s.bf16_moments},
                                                   {"Muon", s.muon},
                                                   {"paged stash", s.paged_stash}};
     for (const auto& [name, there] : parts)

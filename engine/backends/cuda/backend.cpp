@@ -2,6 +2,7 @@
 #include "engine/backends/cuda/backend.hpp"
 #include "engine/device/streams.hpp"
 
+#include "engine/ops/adamw_step.hpp"
 #include "engine/ops/op_context.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/base/error.hpp"
@@ -10,7 +11,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 namespace moe::backends {
 
@@ -26,6 +32,38 @@ void copy_bytes(const ops::OpContext& c) {
                             static_cast<cudaStream_t>(c.stream));
         if (status != cudaSuccess) fail("cuda: copying to or from the host: {}", cudaGetErrorString(status));
     }
+}
+
+// The cores of this host, shared by the ranks of its devices.
+int step_threads() {
+    int devices = 1;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 1;
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    return std::clamp(cores / std::max(devices, 1), 1, 32);
+}
+
+struct HostStep {
+    ops::AdamwStep step;
+    int threads = 1;
+};
+void CUDART_CB run_host_step(void* held) {
+    const auto* host = static_cast<const HostStep*>(held);
+    ops::run_on_host(host->step, host->threads);
+}
+
+// The driver calls the step when its stream has come there, again at every replay: what it is told stays here, under
+// the op and the masters that it works on.
+void adamw_on_host(const ops::OpContext& c) {
+    static std::mutex mutex;
+    static std::map<std::pair<const void*, const void*>, HostStep> steps;
+    HostStep* held = nullptr;
+    {
+        const std::lock_guard lock(mutex);
+        held = &steps[{&c.op, c.out[0]}];
+        *held = {ops::adamw_step_of(c), step_threads()};
+    }
+    const cudaError_t status = cudaLaunchHostFunc(static_cast<cudaStream_t>(c.stream), run_host_step, held);
+    if (status != cudaSuccess) fail("cuda: queueing the host's step: {}", cudaGetErrorString(status));
 }
 
 int count_devices() {
@@ -79,6 +117,7 @@ void fill_cuda(ops::Backend& b) {
     b.can_replay = true;
     for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
+    b.table[static_cast<std::size_t>(program::OpKind::adamw_on_host)] = adamw_on_host;
 }
 
 } // namespace moe::backends

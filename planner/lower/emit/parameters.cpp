@@ -171,11 +171,13 @@ void ParameterSet::seal(program::Program& program, bool named) {
     sealed_ = true;
     named_ = named;
     const program::Dtype act = activation_dtype(plan_.precision);
-    const program::Dtype moments = plan_.optimizer.bf16_moments ? program::Dtype::bf16 : program::Dtype::f32;
+    const program::Dtype squares = plan_.optimizer.narrow() ? program::Dtype::bf16 : program::Dtype::f32;
+    const bool fp8 = plan_.optimizer.moments == plan::Moments::fp8;
     const program::Dtype sums = gradient_dtype(plan_);
     // Optimizer states that are offloaded are on the device only while the optimizer runs.
     const program::Storage states =
         (plan_.offload & plan::offload::optimizer) != 0 ? program::Storage::activation : program::Storage::optimizer;
+    if (plan_.steps_on_host()) add_host_scalars(program);
     const std::size_t base = program.buckets.size();
     const auto table = keys_.find("embedding");
     if (table != keys_.end() && copies_table(plan_))
@@ -219,23 +221,49 @@ void ParameterSet::seal(program::Program& program, bool named) {
                 b.weight_shard = add_shard(program, b, b.weights, name + ".weight_shard", plain);
             }
         }
-        b.master = flat(".master", program::Dtype::f32, states, own);
-        b.exp_avg = flat(".exp_avg", moments, states, own);
-        if (!muon_[i]) b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
+        const program::Dtype moments = fp8 ? program::Dtype::mxfp8 : squares;
+        if (!plan_.steps_on_host()) {
+            b.master = flat(".master", program::Dtype::f32, states, own);
+            b.exp_avg = flat(".exp_avg", moments, states, own);
+            if (!muon_[i]) b.exp_avg_sq = flat(".exp_avg_sq", squares, states, own);
+        }
         if (const int bytes = plan_.optimizer_copy_bytes(); bytes > 0)
             b.copies = flat(".copies", program::Dtype::f32, program::Storage::activation, own * bytes / 4);
         if (low == program::Dtype::fp8_block && plan_.blocks_by_rows() && !b.resharded()) add_matrices(program, i);
         if (muon_[i]) add_muon(program, i);
-        if (states == program::Storage::optimizer) continue;
+        if ((plan_.offload & plan::offload::states) == 0) continue;
         b.host_master = flat(".host_master", program::Dtype::f32, program::Storage::host, own);
         b.host_exp_avg = flat(".host_exp_avg", moments, program::Storage::host, own);
-        if (!muon_[i]) b.host_exp_avg_sq = flat(".host_exp_avg_sq", moments, program::Storage::host, own);
-        for (const program::TensorId id : {b.host_master, b.host_exp_avg, b.host_exp_avg_sq})
+        if (!muon_[i]) b.host_exp_avg_sq = flat(".host_exp_avg_sq", squares, program::Storage::host, own);
+        if (plan_.steps_on_host()) {
+            const auto like = [&](const char* what, program::TensorId of) {
+                return flat(what, program.tensors[static_cast<std::size_t>(of)].dtype, program::Storage::host, own);
+            };
+            b.host_gradients = like(".host_gradients", b.gradient_shard);
+            b.host_weights = like(".host_weights", b.weight_shard);
+        }
+        for (const program::TensorId id :
+             {b.host_master, b.host_exp_avg, b.host_exp_avg_sq, b.host_gradients, b.host_weights})
             if (id != program::no_tensor) program.tensors[static_cast<std::size_t>(id)].per_micro_batch = false;
     }
     if (plan_.reshards()) add_buffers(program);
     program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());
     if (named) list_parameters(program, static_cast<int>(base));
+}
+
+// What the host's step reads beside its operands, once for all chunks of the rank. All are there whether rows may
+// overflow or not, so that states lie in the same place where a step is run again.
+void ParameterSet::add_host_scalars(program::Program& program) const {
+    program::ProgramIo& io = program.io;
+    if (io.host_norm != program::no_tensor) return;
+    const auto add = [&](const char* name, std::int64_t elements) {
+        const program::TensorId id = add_flat(program, name, program::Dtype::f32, program::Storage::host, elements);
+        program.tensors[static_cast<std::size_t>(id)].per_micro_batch = false;
+        return id;
+    };
+    io.host_norm = add("host_norm", 1);
+    io.host_hyper = add("host_hyper", program.tensors[static_cast<std::size_t>(io.hyper)].elements());
+    io.host_overflow = add("host_overflow", 1);
 }
 
 // One view of the source and one of both quantized forms for every key; see QuantizeAttr.

@@ -75,7 +75,8 @@ private:
         int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<program::TensorId, program::TensorId>> views;
     };
-    void add_buffers(program::Program& program);                     // adds buffers of resharded buckets
+    void add_buffers(program::Program& program); // adds buffers of resharded buckets
+    void add_host_scalars(program::Program& program) const;
     void add_matrices(program::Program& program, std::size_t index); // adds matrices of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
     int bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon, bool frozen);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <vector>
 
 namespace moe::layers {
 
@@ -87,21 +89,71 @@ program::TensorId MoeLayer::jittered(emit::Builder& b, program::TensorId x, cons
     return y;
 }
 
-// Drops what exceeds the capacity of an expert on this rank alone: no other rank's tokens are asked for.
+// What the ranks that share this rank's sequences have for each of their tokens: in the order of the CP ranks, and
+// within each of them by position.
+program::TensorId MoeLayer::of_sequences(emit::Builder& b, program::TensorId x) const {
+    const auto gather = [&](plan::Group group, int ranks) {
+        if (ranks == 1) return;
+        const program::Tensor own = b.at(x); // The copy stays valid while a tensor is added.
+        const program::TensorId all = b.tensor(own.name + ".sequences", own.dtype, own.rows * ranks, own.cols);
+        b.communicate(program::OpKind::all_gather, group, program::Stream::tensor, {x}, {all});
+        x = all;
+    };
+    gather(emit::groups::tensor, b.plan().tp);
+    gather(emit::groups::context, b.plan().cp);
+    return x;
+}
+
+// Drops what exceeds the capacity of an expert: on this rank alone, asking for no other rank's tokens, or of whole
+// sequences, over all ranks that share them.
 void MoeLayer::drop(emit::Builder& b) {
     kept_ = index_;
     const plan::RouterTraining& r = b.plan().router;
     if (r.expert_capacity <= 0.0) return;
     kept_ = b.tensor("expert_index_kept", program::Dtype::i32, b.local_tokens(), moe_.top_k);
     const program::TensorId weight = b.tensor("expert_weight_kept", program::Dtype::f32, b.local_tokens(), moe_.top_k);
-    b.emit(program::OpKind::drop_copies, {index_, weight_}, {kept_, weight},
-           program::DropAttr{b.local_tokens(), expert_capacity(b), moe_.experts, moe_.top_k, r.drop_policy});
+    program::DropAttr attr{b.local_tokens(),   b.local_tokens(), 1,          1,
+                           expert_capacity(b), moe_.experts,     moe_.top_k, r.drop_policy};
+    std::vector<program::TensorId> in{index_, weight_};
+    if (r.drops_in_sequences()) {
+        in = {of_sequences(b, index_), of_sequences(b, weight_)};
+        attr.rivals = b.at(in[0]).rows;
+        attr.tensor_ranks = b.plan().tp;
+        attr.sequences = b.plan().mbs;
+        if (b.plan().cp > 1) { // Only within one CP rank do rows stand by position.
+            const program::TensorId own = b.program().io.positions;
+            in.push_back(b.tensor("positions.sequences", program::Dtype::i32, b.at(own).rows * b.plan().cp, 1));
+            b.communicate(program::OpKind::all_gather, emit::groups::context, program::Stream::tensor, {own},
+                          {in.back()});
+        }
+    }
+    b.emit(program::OpKind::drop_copies, in, {kept_, weight}, attr);
     weight_ = weight;
 }
 
 std::int64_t MoeLayer::expert_capacity(const emit::Builder& b) const {
-    const double balanced = static_cast<double>(b.local_tokens()) * moe_.top_k / moe_.experts;
-    return std::min(b.local_tokens(), static_cast<std::int64_t>(std::ceil(balanced * b.plan().router.expert_capacity)));
+    const plan::Plan& plan = b.plan();
+    const std::int64_t together =
+        plan.router.drops_in_sequences() ? b.local_tokens() * plan.tp * plan.cp / plan.mbs : b.local_tokens();
+    const double balanced = static_cast<double>(together) * moe_.top_k / moe_.experts;
+    return std::min(together, static_cast<std::int64_t>(std::ceil(balanced * plan.router.expert_capacity)));
+}
+
+std::int64_t MoeLayer::most_kept(const emit::Builder& b) const {
+    const plan::Plan& plan = b.plan();
+    const std::int64_t kept = expert_capacity(b);
+    if (!plan.router.drops_in_sequences()) return kept * plan.ep;
+    const plan::Mesh mesh(plan);
+    std::int64_t most = 0;
+    for (const int first : mesh.first_members(emit::groups::expert, mesh.size())) {
+        std::map<int, std::int64_t> tokens; // of the members of the EP group, by the sequences that they hold
+        for (const int rank : mesh.members(emit::groups::expert, first))
+            tokens[mesh.coordinate(plan::Domain::dense, plan::axis::data, rank)] += b.local_tokens();
+        std::int64_t rows = 0;
+        for (const auto& [sequences, held] : tokens) rows += std::min(held, plan.mbs * kept);
+        most = std::max(most, rows);
+    }
+    return most;
 }
 
 std::int64_t MoeLayer::padded(const emit::Builder& b) const {

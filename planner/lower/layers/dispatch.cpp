@@ -28,7 +28,7 @@ std::int64_t MoeLayer::worst_rows(const emit::Builder& b) const {
     const plan::Plan& plan = b.plan();
     if (plan.ep == 1) return b.local_tokens() * moe_.top_k;
     const std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
-    return plan.router.expert_capacity > 0.0 ? std::min(worst, expert_capacity(b) * moe_.experts) : worst;
+    return plan.router.expert_capacity > 0.0 ? std::min(worst, most_kept(b) * (moe_.experts / plan.ep)) : worst;
 }
 
 // Planned rows of the expert side, before ETP.

@@ -200,7 +200,9 @@ private:
     program::TensorId balance_backward(emit::Builder& b, program::TensorId dlogits); // dlogits with their gradient
     void drop(emit::Builder& b);
     void count_load(emit::Builder& b, program::TensorId counts);
-    std::int64_t expert_capacity(const emit::Builder& b) const; // tokens that one expert keeps of this rank's
+    program::TensorId of_sequences(emit::Builder& b, program::TensorId x) const;
+    std::int64_t expert_capacity(const emit::Builder& b) const; // tokens that one expert keeps of those in drop_scope
+    std::int64_t most_kept(const emit::Builder& b) const;       // tokens that one expert gets at most of an EP group
     std::int64_t padded(const emit::Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
     std::int64_t sent_rows(const emit::Builder& b) const;       // rows of this rank for all experts
     // Elements of a row that travels.

@@ -232,10 +232,39 @@ program::Op muon_op(const program::Program& program, std::size_t bucket, StepWor
                 {b.master, rounded_later ? program::no_tensor : b.weight_shard, b.muon.work, b.muon.norm}, attr);
 }
 
+// The step of one rank's shard by the host: gradients go there, with the scalars of the step before the first of them,
+// and new weights come back.
+program::Op host_step_op(const program::Program& program, std::size_t bucket, StepWork work, const StepOp& sized) {
+    const program::ProgramIo& io = program.io;
+    const program::Bucket& b = program.buckets[bucket];
+    if (work == StepWork::store) return make(sized, {b.host_weights}, {b.weight_shard});
+    if (work == StepWork::update)
+        return make(sized,
+                    {b.host_gradients, io.host_norm, io.host_hyper, b.host_master, b.host_exp_avg, b.host_exp_avg_sq,
+                     io.overflow == program::no_tensor ? program::no_tensor : io.host_overflow},
+                    {b.host_master, b.host_exp_avg, b.host_exp_avg_sq, b.host_weights},
+                    program::AdamAttr{b.elements / b.group_size, b.decayed});
+    const auto first = std::find_if(program.buckets.begin(), program.buckets.end(),
+                                    [](const program::Bucket& other) { return other.steps_on_host(); });
+    program::Op op = make(sized, {b.gradient_shard}, {b.host_gradients});
+    if (&*first != &b) return op;
+    const auto add = [&](program::TensorId from, program::TensorId to) {
+        if (from == program::no_tensor) return;
+        op.in.push_back(from);
+        op.out.push_back(to);
+        op.bytes += bytes(program, from);
+    };
+    add(io.gradient_norm, io.host_norm);
+    add(io.hyper, io.host_hyper);
+    add(io.overflow, io.host_overflow);
+    return op;
+}
+
 // One rank's states of a bucket: from the host, through AdamW, or back.
 program::Op optimizer_op(const program::Program& program, std::size_t bucket, StepWork work, const StepOp& sized) {
     const program::ProgramIo& io = program.io;
     const program::Bucket& b = program.buckets[bucket];
+    if (b.steps_on_host()) return host_step_op(program, bucket, work, sized);
     std::vector<program::TensorId> states{b.master, b.exp_avg}, homes{b.host_master, b.host_exp_avg};
     if (b.exp_avg_sq != program::no_tensor) states.push_back(b.exp_avg_sq), homes.push_back(b.host_exp_avg_sq);
     if (work == StepWork::store) return make(sized, states, homes);

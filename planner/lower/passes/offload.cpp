@@ -178,7 +178,7 @@ program::Op copy(const program::Program& program, program::OpKind kind, const pr
 void offload_pass(program::Program& program, program::Template& forward, program::Template& backward, unsigned set,
                   const OffloadRules& rules) {
     std::map<program::TensorId, Offloaded> offloaded =
-        find_offloaded(program, forward, backward, set & ~plan::offload::optimizer, rules.smallest);
+        find_offloaded(program, forward, backward, set & plan::offload::activations, rules.smallest);
     if (offloaded.empty()) return;
     share_buffers(program, forward, offloaded);
     std::vector<std::vector<const Offloaded*>> leaving(forward.ops.size()); // by their last reader

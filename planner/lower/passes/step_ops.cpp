@@ -13,7 +13,9 @@ double gathered_bytes(const BucketSize& b) {
 
 // Bytes of an element's moments.
 double moment_bytes(const plan::Plan& plan, const BucketSize& b) {
-    return b.is_muon() || plan.optimizer.bf16_moments ? 4.0 : 8.0;
+    if (b.is_muon()) return 4.0;
+    constexpr double bytes[] = {8.0, 4.0, 1.0 + 1.0 / 32.0 + 2.0}; // by Moments
+    return bytes[static_cast<std::size_t>(plan.optimizer.moments)];
 }
 
 // The gradient and new weights once, master and moments read and written. Matrices are rounded as the next step begins.
@@ -23,6 +25,16 @@ double update_bytes(const plan::Plan& plan, const BucketSize& b) {
     if (b.is_muon()) return 2.0 * (gradient_bytes(plan) + moment_bytes(plan, b)) * n / b.group_size;
     const double weights = b.matrices > 0 ? 0.0 : gathered_bytes(b);
     return (gradient_bytes(plan) + weights / n + 2.0 * (4.0 + moment_bytes(plan, b))) * n / b.group_size;
+}
+
+// A shard's gradients on their way to the host that steps, or its new weights on their way back.
+StepOp host_copy(const plan::Plan& plan, const BucketSize& b, StepWork work) {
+    const auto own = static_cast<double>(b.elements) / b.group_size;
+    const double weights = gathered_bytes(b) / b.group_size;
+    return {.kind = work == StepWork::fetch ? program::OpKind::copy_to_host : program::OpKind::copy_from_host,
+            .stream = program::Stream::host,
+            .module = program::Module::optimizer,
+            .bytes = work == StepWork::fetch ? gradient_bytes(plan) * own : weights};
 }
 
 double updates_bytes(const plan::Plan& plan, const BucketSize& b) {
@@ -119,7 +131,7 @@ bool has_work(const plan::Plan& plan, const BucketSize& b, StepWork work) {
         return !b.copy;
     case StepWork::fetch:
     case StepWork::store:
-        return (plan.offload & plan::offload::optimizer) != 0;
+        return (plan.offload & plan::offload::states) != 0;
     case StepWork::spread:
         return b.is_muon() && b.group_size > 1;
     case StepWork::collect:
@@ -171,12 +183,15 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
                 .flops = 2.0 * n / b.group_size};
     case StepWork::fetch:
     case StepWork::store:
+        if (plan.steps_on_host()) return host_copy(plan, b, work);
         return {.kind = work == StepWork::fetch ? program::OpKind::copy_from_host : program::OpKind::copy_to_host,
                 .stream = program::Stream::host,
                 .module = program::Module::optimizer,
                 .bytes = optimizer_bytes(plan, b)};
     case StepWork::update:
-        return {.kind = b.is_muon() ? program::OpKind::momentum : program::OpKind::adamw,
+        return {.kind = b.is_muon()            ? program::OpKind::momentum
+                        : plan.steps_on_host() ? program::OpKind::adamw_on_host
+                                               : program::OpKind::adamw,
                 .module = program::Module::optimizer,
                 .bytes = update_bytes(plan, b)};
     case StepWork::spread:

@@ -48,9 +48,9 @@ enum class StepWork : std::uint8_t {
     zero,     // gradients that no product sets
     reduce,   // gradients, inside the last backward
     square,   // sum of the squares of this rank's gradients
-    fetch,    // offloaded optimizer states, from the host
+    fetch,    // offloaded optimizer states, from the host; where the host steps: gradients, to it
     update,   // AdamW; Muon: its momentum
-    store,    // optimizer states, back to the host
+    store,    // optimizer states, back to the host; where the host steps: new weights, from it
     // Muon's, between update and store.
     spread,        // updates of all ranks that hold shards, into the gradients
     collect,       // slices that this rank's shard touches

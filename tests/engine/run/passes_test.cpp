@@ -4,6 +4,7 @@
 #include "planner/memory/memory.hpp"
 #include "planner/program/peer_blocks.hpp"
 #include "tests/engine/train/parity.hpp"
+#include "tests/support/draws.hpp"
 
 #include <doctest/doctest.h>
 
@@ -177,6 +178,121 @@ TEST_CASE("optimizer states on the host between steps: the same bits, the arena 
     CHECK(after.host_bytes == states);
     CHECK(before.arena_bytes - after.arena_bytes ==
           states - (held(after, memory::MemoryClass::transient) - held(before, memory::MemoryClass::transient)));
+}
+
+TEST_CASE("the host steps: the same bits, and the device has no states at all") {
+    const std::vector<std::pair<std::string, Fields>> cases{
+        {"qwen3", base},
+        {"qwen3", with(base, "optimizer", "adamw+bf16_moments")},
+        {"qwen3", with(base, "optimizer", "adamw+fp8_exp_avg")},
+        {"qwen3", {{"precision", "bf16"}, {"ep", "4"}, {"pp", "2"}, {"gradients", "bf16"}}},
+        {"qwen3", {{"fsdp", "on"}, {"ep", "2"}, {"tp", "2"}}},
+        {"qwen3", {{"lora", "4"}, {"tp", "2"}, {"ep", "4"}}},
+        {"qwen3", {{"ep", "4"}, {"capacity", "1"}}}, // steps are run again
+        {"deepseek3-mtp", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"tp", "2"}, {"ep", "2"}}},
+        {"gptoss", {{"ep", "4"}, {"cp", "2"}, {"mbs", "2"}, {"z_loss", "0.01"}}},
+    };
+    for (const auto& one : thinned(cases)) {
+        const std::string model = one.first;
+        CAPTURE(model);
+        const plan::Plan kept = small_plan(model, 8, one.second);
+        plan::Plan away = kept;
+        away.offload |= plan::offload::optimizer_step;
+        REQUIRE_FALSE(static_cast<bool>(plan::check_plan(away)));
+        const Trained expected = train_three(kept), got = train_three(away);
+        CHECK(got.losses == expected.losses);
+        CHECK(got.weights == expected.weights);
+        for (int stage = 0; stage < away.pp; ++stage) {
+            const program::Program with_states = lower::lower(kept, stage), without = lower::lower(away, stage);
+            const memory::MemoryPlan before = memory::plan_memory(with_states), after = memory::plan_memory(without);
+            const std::int64_t states = held(before, memory::MemoryClass::optimizer);
+            CHECK(states > 0);
+            CHECK(held(after, memory::MemoryClass::optimizer) == 0);
+            CHECK(before.arena_bytes - after.arena_bytes == states); // nothing comes back for the step
+            CHECK(after.host_bytes - before.host_bytes > states);
+        }
+    }
+}
+
+TEST_CASE("the host steps: a bad step changes nothing, and the next one goes on from there") {
+    struct Steps {
+        std::vector<double> losses;
+        int skipped = 0;
+        bool operator==(const Steps&) const = default;
+    };
+    const auto run = [](const Fields& fields) {
+        train::TrainOptions options;
+        options.skip_bad = true;
+        options.spike = 0.98; // of the median: every other step or so is one
+        train::Trainer trainer(small_plan("qwen3", 4, fields), options);
+        const train::SampleSource source = made_up_tokens(61);
+        Steps steps;
+        for (int step = 0; step < 12; ++step) {
+            const train::StepResult result = trainer.step(source);
+            steps.losses.push_back(result.loss);
+            steps.skipped += result.skipped ? 1 : 0;
+        }
+        return steps;
+    };
+    const Steps device = run({{"ep", "4"}});
+    CHECK(device.skipped > 0);
+    CHECK(device.skipped < 11);
+    CHECK(run({{"ep", "4"}, {"offload", "optimizer_step"}}) == device);
+}
+
+TEST_CASE("the host steps: what needs masters or matrices on the device is refused by its field") {
+    const auto refused = [](const std::string& model, const Fields& fields) {
+        try {
+            small_plan(model, 4, fields);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    const auto names = [](const std::string& message, const char* words) {
+        CAPTURE(message);
+        return message.find(words) != std::string::npos;
+    };
+    CHECK(names(refused("qwen3", {{"offload", "optimizer+optimizer_step"}}), "leave optimizer out"));
+    CHECK(names(refused("qwen3", {{"offload", "optimizer_step"}, {"optimizer", "muon"}}), "optimizer = muon"));
+    CHECK(names(refused("qwen3", {{"offload", "optimizer_step"}, {"precision", "fp8-blockwise"}}), "fp8-blockwise"));
+    CHECK(names(refused("deepseek3", {{"offload", "optimizer_step"}, {"bias_update", "0.01"}}),
+                "excludes offload = optimizer_step"));
+    CHECK(refused("deepseek3", {{"offload", "optimizer_step"}}).empty());
+}
+
+TEST_CASE("moments of FP8: training follows FP32's, and exp_avg takes 33/32 of a byte") {
+    const plan::Plan wide = small_plan("qwen3", 8, base),
+                     narrow = small_plan("qwen3", 8, with(base, "optimizer", "adamw+fp8_exp_avg"));
+    const Trained expected = train_three(wide), got = train_three(narrow);
+    CHECK(got.losses.front() == expected.losses.front());
+    CHECK(disagreement(got, expected, 1e-3, 1e-2) == "");
+    CHECK(got.weights != expected.weights);
+    const program::Program program = lower::lower(narrow, 0);
+    std::int64_t less = 0;
+    for (const program::Bucket& b : program.buckets) {
+        const std::int64_t own = b.elements / b.group_size;
+        less += memory::aligned(4 * own) - memory::aligned(own + own / 32) + memory::aligned(4 * own) -
+                memory::aligned(2 * own);
+    }
+    CHECK(memory::plan_memory(lower::lower(wide, 0)).arena_bytes - memory::plan_memory(program).arena_bytes == less);
+}
+
+TEST_CASE("moments of FP8: every plan trains what one rank trains") {
+    const Fields fp8{{"optimizer", "adamw+fp8_exp_avg"}};
+    for (const std::string model : {"qwen3", "deepseek3", "gptoss"}) {
+        const Trained one = train_three(small_plan(model, 1, fp8));
+        for (const Fields& fields : thinned(std::vector<Fields>{{{"tp", "2"}, {"ep", "4"}},
+                                                                {{"cp", "2"}, {"pp", "2"}},
+                                                                {{"fsdp", "on"}, {"ep", "8"}},
+                                                                {{"tp", "4"}, {"etp", "2"}, {"mbs", "2"}},
+                                                                {{"pp", "4"}, {"offload", "optimizer"}}})) {
+            Fields all = fp8;
+            all.insert(all.end(), fields.begin(), fields.end());
+            CAPTURE(model);
+            CHECK(disagreement(train_three(small_plan(model, 8, all)), one, 1e-4, 1e-3) == "");
+        }
+    }
 }
 
 TEST_CASE("BF16 moments: the same losses to their rounding, half of the moments' bytes") {

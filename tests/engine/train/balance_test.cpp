@@ -138,6 +138,72 @@ TEST_CASE("no expert takes more than its capacity, and a generous one drops noth
     }
 }
 
+TEST_CASE("whole sequences drop the same tokens under every plan") {
+    struct Case {
+        std::string model;
+        int ranks;
+        Fields fields;
+    };
+    const std::vector<Case> cases{
+        {"qwen3", 2, {{"tp", "2"}}},
+        {"qwen3", 2, {{"cp", "2"}, {"mbs", "2"}}},
+        {"qwen3", 4, {{"tp", "2"}, {"cp", "2"}, {"ep", "4"}, {"mbs", "2"}}},
+        {"qwen3", 4, {{"tp", "2"}, {"cp", "2"}, {"ep", "2"}, {"etp", "2"}, {"recompute", "moe"}}},
+        {"qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}, {"dispatcher", "allgather"}}},
+        {"qwen3", 8, {{"tp", "2"}, {"cp", "2"}, {"ep", "8"}, {"dispatcher", "hybridep"}, {"mbs", "2"}}},
+        {"deepseek3", 4, {{"cp", "2"}, {"ep", "4"}, {"ep_overlap", "on"}, {"delay_wgrad", "on"}}},
+        {"deepseek2", 4, {{"cp", "2"}, {"ep", "2"}, {"mbs", "4"}, {"cp_comm", "alltoall"}}},
+    };
+    for (const Case& c : thinned(cases)) {
+        for (const std::string policy : {"probs", "position"}) {
+            const Fields dropping{{"expert_capacity", "1"}, {"drop_policy", policy}, {"drop_scope", "full_sequence"}};
+            Fields cut = c.fields;
+            cut.insert(cut.end(), dropping.begin(), dropping.end());
+            CAPTURE(c.model);
+            CAPTURE(policy);
+            CAPTURE(c.ranks);
+            train::Trainer one(small_plan(c.model, 1, dropping), train::TrainOptions{}),
+                many(small_plan(c.model, c.ranks, cut), train::TrainOptions{});
+            const train::StepResult want = train_steps(one, 1).back(), got = train_steps(many, 1).back();
+            CHECK(got.loss == nearly(want.loss).epsilon(1e-5));
+            REQUIRE(got.routers.size() == want.routers.size());
+            for (std::size_t r = 0; r < got.routers.size(); ++r) {
+                CHECK(got.routers[r].tokens == want.routers[r].tokens);
+                const auto kept = std::accumulate(got.routers[r].tokens.begin(), got.routers[r].tokens.end(), 0L);
+                CHECK(kept < 8 * 32 * 2); // some are dropped
+            }
+            for (const auto& [name, shape] : many.parameters()) {
+                CAPTURE(name);
+                CHECK(relative_distance(many.read_gradient(name), one.read_gradient(name)) <= 1e-4);
+            }
+        }
+    }
+}
+
+// 32 tokens of a sequence choose 2 of 8 experts: 8 each, which one rank of the sequence may have all of.
+TEST_CASE("buffers hold what whole sequences leave, and no more") {
+    const auto rows = [](const Fields& fields, int ranks) {
+        Fields all{{"expert_capacity", "1"}};
+        all.insert(all.end(), fields.begin(), fields.end());
+        const program::Program program = lower::lower(small_plan("qwen3", ranks, all), 0);
+        std::int64_t most = 0;
+        for (const program::Template& ops : program.templates)
+            for (const program::Op& op : ops.ops)
+                if (op.kind == program::OpKind::grouped_gemm && op.phase == program::Phase::forward)
+                    most = std::max(most, program.tensors[static_cast<std::size_t>(op.in[0])].rows);
+        return most;
+    };
+    const Fields both{{"tp", "2"}, {"ep", "4"}}, folded{{"tp", "4"}, {"ep", "4"}};
+    const auto whole = [](Fields fields) {
+        fields.emplace_back("drop_scope", "full_sequence");
+        return fields;
+    };
+    CHECK(rows(both, 4) == 2 * 4 * 4);          // 2 experts, 4 ranks of 16 tokens that send 4 to each
+    CHECK(rows(whole(both), 4) == 2 * 2 * 8);   // 2 sequences that send 8
+    CHECK(rows(whole(folded), 4) == 2 * 1 * 8); // all ranks share one
+    CHECK(rows(whole({{"ep", "4"}, {"mbs", "2"}}), 4) == 2 * 4 * 16);
+}
+
 TEST_CASE("experts that are filled up to their capacity with zero rows learn what they learn without them") {
     const std::vector<std::pair<std::string, Fields>> cases{
         {"qwen3", {{"ep", "4"}, {"tp", "2"}}},
@@ -255,6 +321,10 @@ TEST_CASE("what a model's routers cannot follow is refused by its field") {
     CHECK(refused("qwen3", "bias_update", "0.001").find("no selection bias") != std::string::npos);
     CHECK(refused("qwen3", "load_balancing", "expert").find("seq_aux_loss") != std::string::npos);
     CHECK(refused("qwen3", "pad_to_capacity", "on").find("set expert_capacity") != std::string::npos);
+    CHECK(refused("qwen3", "drop_scope", "sequence").find("full_sequence") != std::string::npos);
+    CHECK_THROWS_WITH_AS(
+        small_plan("qwen3", 1, {{"expert_capacity", "1"}, {"drop_scope", "full_sequence"}, {"pad_to_capacity", "on"}}),
+        doctest::Contains("set drop_scope sub_sequence"), Error);
     CHECK(refused("qwen3", "z_loss", "-1").find("z_loss") != std::string::npos);
     CHECK(refused("qwen3", "input_jitter", "1").find("input_jitter = 1: must be below 1") != std::string::npos);
     CHECK(refused("llama", "input_jitter", "0.01").find("no experts") != std::string::npos);

@@ -74,6 +74,7 @@ TEST_CASE("capacity: a step that overflows leaves no trace in what outlives a st
     const std::vector<Overflowing> all{
         {"qwen3", 4, {{"ep", "4"}, {"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}}},
         {"qwen3", 8, {{"ep", "4"}, {"pp", "2"}, {"offload", "optimizer+moe_act"}}},
+        {"qwen3", 8, {{"ep", "4"}, {"pp", "2"}, {"offload", "optimizer_step+moe_act"}}},
         {"deepseek3", 4, {{"ep", "4"}, {"bias_update", "0.01"}}},
         {"qwen3", 4, {{"ep", "4"}, {"aux_loss", "0.1"}, {"load_balancing", "global_aux_loss"}}},
         {"deepseek3-mtp", 4, {{"ep", "4"}}},

@@ -36,7 +36,7 @@ double margin(const plan::Plan& plan, const CudaResult& got, const CudaResult& e
     // A single expert whose weight is normalized to 1 leaves its router a gradient of rounding errors, so that tensors
     // below a thousandth of the norm are held to that, as on the CPU.
     const Farthest worst = farthest(got, expected, 1e-3);
-    return worst.distance / (plan.optimizer.bf16_moments ? 1e-3 : 1e-4);
+    return worst.distance / (plan.optimizer.narrow() ? 1e-3 : 1e-4);
 }
 
 // The seconds of a run by where they went.

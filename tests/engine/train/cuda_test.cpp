@@ -56,13 +56,32 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     }
     check_model("deepseek3", {{"aux_loss", "0.1"}, {"bias_update", "0.01"}, {"cuda_graph", "full"}}, 1e-4);
     for (const char* policy : {"probs", "position"})
-        check_model("qwen3", {{"expert_capacity", "1"}, {"drop_policy", policy}}, 1e-4);
+        for (const char* scope : {"sub_sequence", "full_sequence"})
+            check_model("qwen3",
+                        {{"expert_capacity", "1"}, {"drop_policy", policy}, {"drop_scope", scope}, {"mbs", "2"}}, 1e-4);
     check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
     check_model("qwen2", {{"load_balancing", "sinkhorn"}, {"recompute", "moe"}}, 1e-4);
     check_model("qwen2", {{"load_balancing", "sinkhorn"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
     for (const char* model : {"qwen3", "deepseek3-mtp", "gptoss"}) {
         check_model(model, {{"input_jitter", "0.1"}, {"recompute", "moe"}}, 1e-4);
         check_model(model, {{"input_jitter", "0.1"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
+    }
+}
+
+TEST_CASE("cuda: a step by the host, and moments of FP8, are the CPU's, in a graph too") {
+    for (const Fields& fields : {Fields{{"offload", "optimizer_step"}}, Fields{{"optimizer", "adamw+fp8_exp_avg"}},
+                                 Fields{{"offload", "optimizer_step"}, {"optimizer", "adamw+fp8_exp_avg"}},
+                                 Fields{{"offload", "optimizer"}, {"optimizer", "adamw+fp8_exp_avg"}}}) {
+        for (const char* model : {"qwen3", "deepseek3-mtp", "gptoss"}) {
+            const double tolerance = fields.back().first == "optimizer" ? 1e-3 : 1e-4;
+            check_model(model, fields, tolerance);
+            Fields replayed = fields;
+            replayed.insert(replayed.end(), {{"cuda_graph", "full"}, {"mbs", "2"}, {"recompute", "moe"}});
+            check_model(model, replayed, tolerance);
+        }
+        Fields rounded = fields;
+        rounded.emplace_back("precision", "bf16");
+        check_rounding("qwen3", rounded, 2.0);
     }
 }
 

@@ -223,7 +223,7 @@ TEST_CASE("muon: frozen matrices keep every bit, groups move by their rate") {
 
 TEST_CASE("muon is refused where it cannot be, by the field") {
     plan::Plan plan = small_plan("qwen3", 1);
-    plan.optimizer = {true, true};
+    plan.optimizer = {plan::Moments::bf16, true};
     CHECK(mentions(plan::check_plan(plan).message, "optimizer = muon+bf16_moments"));
     CHECK_THROWS_WITH_AS(plan::set_field(plan, "optimizer", "muon+bf16_moments"), doctest::Contains("optimizer"),
                          Error);

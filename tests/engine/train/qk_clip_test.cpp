@@ -251,7 +251,7 @@ TEST_CASE("qk-clip: random plans over 1 to 16 ranks clip and train what one rank
             continue;
         }
         CHECK(disagreement(got, reference.trained, parity_tolerance,
-                           plan.optimizer.bf16_moments ? 1e-3 : parity_tolerance) == "");
+                           plan.optimizer.narrow() ? 1e-3 : parity_tolerance) == "");
         CHECK(clips_differ(got, reference.trained) == "");
     }
     MESSAGE(tried, " plans of ", plans, ", ", near_ties, " with a near tie of the router");

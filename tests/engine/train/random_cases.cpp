@@ -47,8 +47,10 @@ private:
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
 // The fields of what is trained, which the one-rank plan has as well.
-constexpr std::array trained_fields{"optimizer", "precision", "balance",   "load_balancing", "aux_loss",
-                                    "z_loss",    "lora",      "documents", "bias_update",    "input_jitter"};
+constexpr std::array trained_fields{"optimizer",   "precision",    "balance",    "load_balancing",
+                                    "aux_loss",    "z_loss",       "lora",       "documents",
+                                    "bias_update", "input_jitter", "drop_scope", "drop_policy"};
+constexpr const char* all_tokens = "64"; // an expert_capacity of which nothing is dropped
 
 void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) {
@@ -58,6 +60,11 @@ void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(6)) c.plan.emplace_back("z_loss", "0.01");
     if (dice.one_in(8)) c.plan.emplace_back("balance", "forced");
     if (dice.aside().one_in(4)) c.plan.emplace_back("input_jitter", "0.1");
+    if (Dice drops = dice.aside(); drops.next() % 5 == 1) { // of whole sequences, which every plan drops alike
+        c.plan.emplace_back("expert_capacity", "1");
+        c.plan.emplace_back("drop_scope", "full_sequence");
+        c.plan.emplace_back("drop_policy", drops.of({"probs", "position"}));
+    }
     if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
 }
 
@@ -209,14 +216,20 @@ void draw_passes(Dice& dice, RandomCase& c) {
         const unsigned all = plan::offload::attn_norm | plan::offload::qkv_linear | plan::offload::core_attn |
                              plan::offload::attn_proj | plan::offload::mlp_norm | plan::offload::expert_fc1 |
                              plan::offload::moe_act | plan::offload::optimizer;
-        c.plan.emplace_back("offload", plan::offload::to_string(static_cast<unsigned>(dice.next()) & all));
+        unsigned set = static_cast<unsigned>(dice.next()) & all;
+        if ((set & plan::offload::optimizer) != 0 && dice.aside().one_in(2)) set ^= plan::offload::states;
+        c.plan.emplace_back("offload", plan::offload::to_string(set));
     }
-    maybe(4, "optimizer", dice.of({"adamw+bf16_moments", "muon"}));
+    const std::string narrow = dice.aside().one_in(2) ? "adamw+fp8_exp_avg" : "adamw+bf16_moments";
+    maybe(4, "optimizer", dice.of({narrow.c_str(), "muon"}));
     maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
-    if (dice.one_in(8)) { // of every token of a rank, so that none is dropped and the rest are zero rows
-        c.plan.emplace_back("expert_capacity", "64");
+    const auto drops = [&c] {
+        return std::any_of(c.plan.begin(), c.plan.end(), [](const auto& f) { return f.first == "drop_scope"; });
+    };
+    if (dice.one_in(8) && !drops()) { // of every token of a rank, so that none is dropped and the rest are zero rows
+        c.plan.emplace_back("expert_capacity", all_tokens);
         c.plan.emplace_back("pad_to_capacity", "on");
     }
     maybe(8, "tp_overlap", "on");
@@ -278,8 +291,9 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
 
 bool accepted(const RandomCase& c) {
     try {
-        plan_of(c);
-        return true;
+        const plan::RouterTraining router = plan_of(c).router;
+        // What a rank drops of its own tokens depends on the plan.
+        return router.expert_capacity == 0.0 || router.drops_in_sequences() || router.pad_to_capacity;
     } catch (const Error&) {
         return false;
     }
@@ -326,7 +340,8 @@ plan::Plan plan_of(const RandomCase& c) {
 RandomCase one_rank_of(const RandomCase& c) {
     RandomCase one{c.model, c.config, {}, 1, c.gbs};
     for (const auto& [field, value] : c.plan)
-        if (std::find(trained_fields.begin(), trained_fields.end(), field) != trained_fields.end())
+        if (std::find(trained_fields.begin(), trained_fields.end(), field) != trained_fields.end() ||
+            (field == "expert_capacity" && value != all_tokens))
             one.plan.emplace_back(field, value);
     return one;
 }

@@ -86,6 +86,7 @@ const std::vector<Choice>& choices() {
         {8, {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"tp", "2"}}},
         {2, {{"mbs", "2"}}},
         {4, {{"fsdp", "on"}, {"ep", "2"}}},
+        {4, {{"tp", "2"}, {"ep", "4"}, {"offload", "optimizer_step"}}},
         {8, {{"fsdp", "on"}, {"fsdp_replicas", "2"}, {"tp", "2"}}},
         {8, {{"rank_order", "ep-dp-tp-cp-pp"}, {"tp", "2"}, {"ep", "4"}, {"recompute", "full"}}},
     };
@@ -120,13 +121,18 @@ TEST_CASE("runs of elements are kept as repetitions") {
 }
 
 TEST_CASE("the same plan goes on bit for bit") {
-    for (const char* precision : {"fp32", "bf16"})
-        for (const char* model : {"deepseek3", "qwen3"}) {
+    const std::vector<Fields> optimizers{{},
+                                         {{"optimizer", "adamw+fp8_exp_avg"}},
+                                         {{"offload", "optimizer_step"}},
+                                         {{"offload", "optimizer_step"}, {"optimizer", "adamw+fp8_exp_avg"}}};
+    for (const Fields& optimizer : optimizers)
+        for (const std::string precision : {"fp32", "bf16"}) {
+            const std::string model = precision == "fp32" ? "deepseek3" : "qwen3";
             CAPTURE(precision);
-            CAPTURE(model);
             const Folder folder;
-            const plan::Plan plan = small_plan(
-                model, 8, {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"precision", precision}, {"input_jitter", "0.1"}});
+            Fields fields{{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"precision", precision}, {"input_jitter", "0.1"}};
+            fields.insert(fields.end(), optimizer.begin(), optimizer.end());
+            const plan::Plan plan = small_plan(model, 8, fields);
             train::Trainer whole(plan, options());
             steps(whole, 3);
             save(whole, folder / "c");

@@ -46,6 +46,7 @@ double touched(const program::Program& program, const program::Op& op) {
             return bytes(program, op.in) + static_cast<double>(2 * m->groups * m->n * m->k + 8 * m->scales());
         return bytes(program, op.in) + bytes(program, op.out);
     case program::OpKind::adamw: // states are read and written
+    case program::OpKind::adamw_on_host:
         return bytes(program, op.in[0]) + bytes(program, op.out[3]) +
                2.0 * (bytes(program, op.out[0]) + bytes(program, op.out[1]) + bytes(program, op.out[2]));
     case program::OpKind::momentum: // gradient and moment are read and written
@@ -66,6 +67,9 @@ std::vector<plan::Plan> step_plans() {
     };
     add("moe-plan", {{"precision", "fp8-blockwise"}});
     add("moe-plan", {{"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}});
+    add("moe-plan", {{"offload", "optimizer"}, {"optimizer", "adamw+fp8_exp_avg"}});
+    add("moe-plan", {{"offload", "optimizer_step"}, {"capacity", "1.5"}});
+    add("moe-plan", {{"offload", "optimizer_step"}, {"optimizer", "adamw+fp8_exp_avg"}});
     add("moe-plan", {{"capacity", "1.5"}});
     add("moe-plan", {{"optimizer", "muon"}});
     add("moe-plan", {{"lora", "16:32:attention"}});
@@ -99,7 +103,7 @@ TEST_CASE("what a step does with buckets moves the bytes of its tensors") {
                 }
         }
     }
-    CHECK(seen.size() == 11); // every kind above
+    CHECK(seen.size() == 12); // every kind above
 }
 
 TEST_CASE("gathers come bucket by bucket, whole gradients are zeroed behind all of them, updates behind all fetches") {

@@ -84,7 +84,7 @@ TEST_CASE("Megatron's optimizer copies BF16 gradients and moments to FP32") {
     const auto copies = [&plan](machine::Precision precision, machine::Precision gradients, bool bf16_moments) {
         plan.precision = precision;
         plan.gradients = gradients;
-        plan.optimizer.bf16_moments = bf16_moments;
+        plan.optimizer.moments = bf16_moments ? plan::Moments::bf16 : plan::Moments::fp32;
         return plan.optimizer_copy_bytes();
     };
     CHECK(copies(machine::Precision::bf16, machine::Precision::fp32, false) == 0);

@@ -160,7 +160,7 @@ TEST_CASE("rules that depend on the model and the hardware") {
 TEST_CASE("plan.json carries the whole plan and gives the same text again") {
     moe::plan::Plan plan = sound();
     plan.layout = "Et*4|(tttt|)*14tmL";
-    plan.optimizer.bf16_moments = true;
+    plan.optimizer.moments = moe::plan::Moments::bf16;
     plan.capacity = 1.25;
     plan.ep_overlap = true;
     plan.lora = moe::plan::lora_from_string("16:8.5:experts");
@@ -175,7 +175,7 @@ TEST_CASE("plan.json carries the whole plan and gives the same text again") {
     CHECK(again.recompute == plan.recompute);
     CHECK(again.capacity == 1.25);
     CHECK(again.ep_overlap);
-    CHECK(again.optimizer.bf16_moments);
+    CHECK(again.optimizer.narrow());
     CHECK(again.lora == moe::plan::Lora{16, 8.5, moe::plan::adapted::experts});
     CHECK(again.cuda_graph == moe::plan::CudaGraph::full);
     CHECK(again.layout == plan.layout);
@@ -246,13 +246,13 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK(plan.offload == 0);
     CHECK(plan.layout.empty());
     set("optimizer", "adamw+bf16_moments"), set("fsdp", "on"), set("dispatcher", "deepep"), set("capacity", "1.5");
-    CHECK(plan.optimizer.bf16_moments);
+    CHECK(plan.optimizer.narrow());
     CHECK(plan.fsdp);
     CHECK(plan.dispatcher == moe::plan::Dispatcher::deepep);
     CHECK(plan.capacity == 1.5);
     set("optimizer", "adamw"), set("fsdp", "off"), set("capacity", "none"), set("ep_overlap", "on"),
         set("cuda_graph", "partial");
-    CHECK_FALSE(plan.optimizer.bf16_moments);
+    CHECK_FALSE(plan.optimizer.narrow());
     CHECK_FALSE(plan.fsdp);
     CHECK(plan.capacity == 0.0);
     CHECK(plan.ep_overlap);

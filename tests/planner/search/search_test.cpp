@@ -63,7 +63,7 @@ void every_plan(const search::SearchRequest& request, const stack::Stack& stack,
                                         for (const bool bf16 : {true, false}) {
                                             p.layout = layout;
                                             p.recompute = set;
-                                            p.optimizer.bf16_moments = bf16;
+                                            p.optimizer.moments = bf16 ? plan::Moments::bf16 : plan::Moments::fp32;
                                             visit(p);
                                         }
                             }
@@ -73,7 +73,7 @@ void every_plan(const search::SearchRequest& request, const stack::Stack& stack,
 
 std::string text_of(const plan::Plan& p) {
     return fmt::format("pp{} vpp{} tp{} cp{} dp{} etp{} ep{} edp{} mbs{} rec{} {} {}", p.pp, p.vpp, p.tp, p.cp, p.dp,
-                       p.etp, p.ep, p.edp, p.mbs, plan::recompute::to_string(p.recompute), p.optimizer.bf16_moments,
+                       p.etp, p.ep, p.edp, p.mbs, plan::recompute::to_string(p.recompute), p.optimizer.narrow(),
                        p.layout);
 }
 

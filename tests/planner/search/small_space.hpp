@@ -72,7 +72,7 @@ public:
         const std::vector<plan::Stage> all = plan::stages(plan);
         std::vector<double> bytes(static_cast<std::size_t>(plan.pp), 0.0);
         const double flight = plan.pp == 1 ? 1.0 : 1.0 + (plan.vpp > 1 ? (plan.pp - 1.0) / (plan.pp * plan.vpp) : 0.0);
-        const double per_parameter = 6.0 + (plan.optimizer.bf16_moments ? 8.0 : 12.0) / (plan.dp * plan.cp);
+        const double per_parameter = 6.0 + (plan.optimizer.narrow() ? 8.0 : 12.0) / (plan.dp * plan.cp);
         const double tokens = static_cast<double>(plan.tokens_local());
         for (std::size_t k = 0; k < all.size(); ++k) {
             const double layers = all[k].layers + all[k].mtp;
@@ -109,7 +109,7 @@ public:
         b.bubble = (b.compute + b.tensor + b.context + b.expert + b.recompute) * (plan.pp - 1) / (m * plan.vpp);
         b.pipeline = 1e-5 * m * plan.vpp * (plan.pp - 1);
         b.data = 1e-3 * (1.0 - 1.0 / plan.dp);
-        b.optimizer = (plan.optimizer.bf16_moments ? 1e-3 : 2e-3) / plan.dp;
+        b.optimizer = (plan.optimizer.narrow() ? 1e-3 : 2e-3) / plan.dp;
         e.step_seconds =
             b.compute + b.tensor + b.context + b.expert + b.recompute + b.bubble + b.pipeline + b.data + b.optimizer;
         e.memory_bytes = memory_bytes(plan);

@@ -28,7 +28,7 @@ public:
         if ((p.recompute & plan::recompute::moe_act) != 0) saved *= 0.7;
         if ((p.recompute & plan::recompute::layernorm) != 0) saved *= 0.9;
         if (p.recompute == plan::recompute::full) saved *= 0.1;
-        return weights * (p.optimizer.bf16_moments ? 2.0 : 3.0) + saved;
+        return weights * (p.optimizer.narrow() ? 2.0 : 3.0) + saved;
     }
     search::Estimate estimate(const plan::Plan& p) override {
         ++calls;
@@ -200,7 +200,7 @@ TEST_CASE("memory front: nothing on it is beaten, nothing beats it") {
                 plan::Plan other = plan;
                 other.recompute = set;
                 other.mbs = mbs;
-                other.optimizer.bf16_moments = moments;
+                other.optimizer.moments = moments ? plan::Moments::bf16 : plan::Moments::fp32;
                 if (plan::check_plan(other)) continue;
                 ++candidates;
                 const search::Estimate e = formula.estimate(other);

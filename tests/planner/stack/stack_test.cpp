@@ -61,7 +61,7 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
           "stack: dispatcher");
     CHECK(check([](moe::plan::Plan& p) { p.cuda_graph = moe::plan::CudaGraph::full; }) == "stack: cuda_graph");
     CHECK(check([](moe::plan::Plan& p) { p.ep = 2, p.ep_overlap = true; }).empty());
-    CHECK(check([](moe::plan::Plan& p) { p.optimizer.bf16_moments = true; }).empty());
+    CHECK(check([](moe::plan::Plan& p) { p.optimizer.moments = moe::plan::Moments::bf16; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.fsdp = true; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.fsdp = true, p.precision = moe::machine::Precision::fp8_blockwise; }) ==
           "stack: fsdp");

@@ -151,7 +151,7 @@ TEST_CASE("bounds hold gathers and reductions, and what tokens beside it cost a 
     plan.gpus = plan.dp = 64;
     plan.ep = plan.edp = 8;
     plan.gbs = 256;
-    plan.optimizer.bf16_moments = true;
+    plan.optimizer.moments = moe::plan::Moments::bf16;
     const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     moe::pricing::FastEstimator estimator(plan.hardware, stack);
     const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();

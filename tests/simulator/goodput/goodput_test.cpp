@@ -104,7 +104,7 @@ TEST_CASE("checkpoints: every element is written once, by all GPUs alike") {
     plan::Plan plan = sample();
     const double parameters = static_cast<double>(model::count_parameters(*plan.model).total);
     CHECK(goodput::checkpoint_bytes(plan) == nearly(14.0 * parameters / 16.0).epsilon(0.01));
-    plan.optimizer.bf16_moments = true;
+    plan.optimizer.moments = plan::Moments::bf16;
     CHECK(goodput::checkpoint_bytes(plan) == nearly(10.0 * parameters / 16.0).epsilon(0.01));
     plan = sample();
     plan.stack = "moe-plan"; // writes no weights beside the masters

@@ -252,7 +252,7 @@ TEST_CASE("fast and event-driven agree where ops are priced by measured calls of
     for (const std::int64_t mbs : {1, 4})
         for (const bool bf16_moments : {false, true}) {
             plan.mbs = mbs;
-            plan.optimizer.bf16_moments = bf16_moments;
+            plan.optimizer.moments = bf16_moments ? moe::plan::Moments::bf16 : moe::plan::Moments::fp32;
             const double fast = moe::pricing::FastEstimator(hardware, stack).estimate(plan).step_seconds;
             CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
         }

@@ -54,7 +54,7 @@ TEST_CASE("optimizer states: both ways over the host link once per step") {
     plan.schedule = moe::plan::ScheduleKind::interleaved;
     plan.layout = "Et*4|(tttt|)*14tmL";
     plan.gbs = 64 * 8;
-    plan.optimizer.bf16_moments = true;
+    plan.optimizer.moments = moe::plan::Moments::bf16;
     const double without = step(plan);
     plan.offload = moe::plan::offload::optimizer;
     const double cost = step(plan) - without;

@@ -134,6 +134,10 @@ bool draw(Random& random, RandomPlan& out) {
     if (out.stack.executable && p.precision <= moe::machine::Precision::bf16 && !p.optimizer.muon && !p.fsdp &&
         aside.next() % 3 == 0)
         p.lora = moe::plan::lora_from_string(aside.next() % 2 == 0 ? "16" : "8:8:attention+experts");
+    if (out.stack.executable && p.precision <= moe::machine::Precision::bf16 && !p.optimizer.muon) {
+        if (aside.next() % 4 == 0) p.offload |= moe::plan::offload::optimizer_step;
+        if (aside.next() % 4 == 0) p.optimizer.moments = moe::plan::Moments::fp8;
+    }
     if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan::plan_to_json(p);

@@ -42,8 +42,8 @@ const std::map<std::string, Values>& field_values() {
         {"fp8_wgrad", {"off", "on"}},
         {"gradients", {"fp32", "bf16"}},
         {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
-        {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
-        {"optimizer", {"adamw", "adamw+bf16_moments", "muon"}},
+        {"offload", {"none", "optimizer", "optimizer_step", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
+        {"optimizer", {"adamw", "adamw+bf16_moments", "adamw+fp8_exp_avg", "muon"}},
         {"lora", {"none", "16", "8", "16:8:attention", "16:32:experts"}},
         {"fsdp", {"off", "on"}},
         {"fsdp_replicas", {"1", "2"}},
@@ -68,6 +68,7 @@ const std::map<std::string, Values>& field_values() {
         {"bias_update", {"none", "0.001"}},
         {"expert_capacity", {"none", "1", "1.2"}},
         {"drop_policy", {"probs", "position"}},
+        {"drop_scope", {"sub_sequence", "full_sequence"}},
         {"pad_to_capacity", {"off", "on"}},
     };
     return values;
@@ -208,7 +209,8 @@ std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack:
     const auto change = [&](moe::plan::Plan plan, const std::string& field, const char* value) {
         try {
             moe::plan::set_field(plan, field, value);
-            if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
+            if (field == "pad_to_capacity" || field == "drop_policy" || field == "drop_scope")
+                plan.router.expert_capacity = 1.5;
             if (field == "load_balancing") plan.router.aux_loss = std::string(value) == "sinkhorn" ? 0.0 : 0.01;
             if (field == "paged_stash") {
                 plan.capacity = 1.5, plan.offload = 0;

@@ -73,7 +73,7 @@ TEST_CASE("a complete recipe becomes its very plan") {
     CHECK(p.plan.cuda_graph == moe::plan::CudaGraph::full);
     CHECK(p.plan.dispatcher == moe::plan::Dispatcher::hybridep);
     CHECK(p.plan.ep_overlap);
-    CHECK(p.plan.optimizer.bf16_moments);
+    CHECK(p.plan.optimizer.narrow());
     CHECK(p.plan.capacity == nearly(1.5));
     CHECK(p.plan.layout == "Et*4|(tttt|)*14tmL");
     CHECK(p.plan.model->mtp.size() == 1);
@@ -106,7 +106,7 @@ TEST_CASE("recipe columns switch the plan, blank ones give the usual choice") {
     CHECK_FALSE(p.plan.ep_overlap);
     CHECK(p.plan.dispatcher == moe::plan::Dispatcher::alltoall);
     CHECK(p.plan.recompute == (moe::plan::recompute::mlp | moe::plan::recompute::mla_up_proj));
-    CHECK_FALSE(p.plan.optimizer.bf16_moments);
+    CHECK_FALSE(p.plan.optimizer.narrow());
     CHECK(p.plan.capacity == 0.0);
 
     run = deepseek();

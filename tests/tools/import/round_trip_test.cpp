@@ -119,7 +119,7 @@ private:
         if (plan.precision == machine::Precision::fp8_tensor) set(plan, 0.4, "fp8_scaling", {"delayed"});
         if (plan.precision != machine::Precision::bf16) set(plan, 0.2, "bf16_layers", {"1+1", "2+0", "0+3"});
         set(plan, 0.3, "gradients", {"bf16"});
-        set(plan, 0.5, "optimizer", {"adamw+bf16_moments"});
+        set(plan, 0.5, "optimizer", {"adamw+bf16_moments", "adamw+bf16_moments", "adamw+fp8_exp_avg"});
         set(plan, 0.5, "recompute",
             {"full", "layernorm", "core_attn", "moe_act+layernorm", "mla_up_proj", "moe", "mlp"});
         set(plan, 0.1, "offload", {"optimizer", "core_attn+attn_proj", "expert_fc1+moe_act"});

@@ -106,6 +106,11 @@ TEST_CASE("ranking: settings by which losses depend on the plan") {
     CHECK(holds(told([](plan::Plan& p) { p.capacity = 1.5; }).at(0), "capacity 1.5"));
     CHECK(told([](plan::Plan& p) { p.capacity = 1.5, p.stack = "moe-plan"; }).empty()); // runs such steps again
     CHECK(holds(told([](plan::Plan& p) { p.router.expert_capacity = 1.0; }).at(0), "expert_capacity 1"));
+    const auto dropping = [&told](plan::DropScope scope) {
+        return told([scope](plan::Plan& p) { p.router.expert_capacity = 1.0, p.router.drop_scope = scope; }).at(0);
+    };
+    CHECK(holds(dropping(plan::DropScope::sub_sequence), "depends on mbs, tp and cp"));
+    CHECK(holds(dropping(plan::DropScope::full_sequence), "of each whole sequence"));
     const auto balanced = [&told](plan::LoadBalancing over) {
         return told([over](plan::Plan& p) { p.router.aux_loss = 0.01, p.router.load_balancing = over; });
     };

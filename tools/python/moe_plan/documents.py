@@ -199,6 +199,9 @@ class PlanRouter(Document):
     drop_policy: Literal["probs", "position"] | None = None
     """Which rows are dropped: those of the lowest weight, or the last"""
 
+    drop_scope: Literal["sub_sequence", "full_sequence"] | None = None
+    """Tokens that compete for an expert's capacity: a rank's part of its sequences, or each whole sequence"""
+
     pad_to_capacity: bool | None = None
     """Every expert gets exactly expert_capacity rows"""
 
@@ -431,11 +434,11 @@ class Plan(Document):
     recompute: list[Literal["layernorm", "core_attn", "mla_up_proj", "moe_act", "mlp", "shared_experts", "moe", "full", "operators"]] | None = None
     """Modules whose forward runs again in the backward pass"""
 
-    offload: list[Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "optimizer"]] | None = None
-    """Modules whose inputs wait in host memory; optimizer: its states"""
+    offload: list[Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "optimizer", "optimizer_step"]] | None = None
+    """Modules whose inputs wait in host memory; optimizer: its states; optimizer_step: the step as well"""
 
-    optimizer: Literal["adamw", "adamw+bf16_moments", "muon"] | None = None
-    """AdamW with FP32 or BF16 moments, or Muon for the matrices of layers"""
+    optimizer: Literal["adamw", "adamw+bf16_moments", "adamw+fp8_exp_avg", "muon"] | None = None
+    """AdamW with FP32, BF16 or, of exp_avg, FP8 moments, or Muon for the matrices of layers"""
 
     lora: str | None = None
     """RANK:ALPHA:TARGETS of low-rank adapters, beside which every weight is frozen"""
@@ -2576,7 +2579,7 @@ class ShowStack(Document):
     """Offers offload"""
 
     bf16_moments: bool
-    """Offers BF16 moments"""
+    """Offers moments below FP32"""
 
     muon: bool
     """Offers Muon for the matrices of layers"""
