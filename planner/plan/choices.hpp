@@ -70,6 +70,9 @@ unsigned from_string(const std::string& text); // throws Error (bad_input) namin
 enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global, sinkhorn };
 // The tokens beyond an expert's capacity that are dropped: those of the lowest weight or those that come last.
 enum class DropPolicy : std::uint8_t { probs, position };
+// Sparse attention: attention over picked keys and the indexer's loss over these; the loss over all keys that a query
+// sees; or attention over all of them as well, while nothing but the indexer is trained.
+enum class IndexerStage : std::uint8_t { sparse, dense_loss, warm_up };
 
 const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
@@ -78,6 +81,7 @@ const char* to_string(Documents documents);
 const char* to_string(Fp8Scaling scaling);
 const char* to_string(LoadBalancing balancing);
 const char* to_string(DropPolicy policy);
+const char* to_string(IndexerStage stage);
 std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
@@ -86,6 +90,7 @@ Documents documents_from_string(const std::string& text);
 Fp8Scaling fp8_scaling_from_string(const std::string& text);
 LoadBalancing load_balancing_from_string(const std::string& text);
 DropPolicy drop_policy_from_string(const std::string& text);
+IndexerStage indexer_stage_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 
 } // namespace moe::plan
