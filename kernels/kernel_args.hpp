@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/router_args.hpp"
+#include "kernels/sparse_args.hpp"
 
 #include <cstddef>
 #include <cstdint>

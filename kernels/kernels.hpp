@@ -94,6 +94,32 @@ struct Kernels {
     void (*mla_rope_grad)(const MlaRopeShape& shape, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq,
                           Dst dkv, Dst dkv_down, void* stream);
 
+    // The absorbed form, where the latent is every head's key: q_out[tokens, heads (kv_lora + rope)] of
+    // absorbed[tokens, heads * kv_lora] and the columns of q that turn, k[tokens, kv_lora + rope] of latent[tokens,
+    // kv_lora] and those of kv_down. The shape's v and query_scale have no part in it.
+    void (*latent_rope)(const MlaRopeShape& shape, Src q, Src absorbed, Src latent, Src kv_down,
+                        const std::int32_t* positions, Dst q_out, Dst k, void* stream);
+    // dq of dq_out's last columns and of dq_nope[tokens, heads * nope], dlatent, and the last `rope` columns of
+    // dkv_down.
+    void (*latent_rope_grad)(const MlaRopeShape& shape, Src dq_out, Src dk, Src dq_nope, const std::int32_t* positions,
+                             Dst dq, Dst dlatent, Dst dkv_down, void* stream);
+
+    // keys[rows, top_k], as PickedKeys has them.
+    void (*pick_keys)(const IndexShape& shape, Src q, Src k, Src w, std::int32_t* keys, void* stream);
+    // Gradients of IndexLossShape's loss: dindex_q, dindex_k and dw like index_q, index_k and w. [keys], unless
+    // all_keys. work: shape.work() floats.
+    void (*pick_keys_grad)(const IndexLossShape& shape, Src q, Src k, Src index_q, Src index_k, Src w,
+                           const std::int32_t* keys, Dst dindex_q, Dst dindex_k, Dst dw, float* work, void* stream);
+    // o[rows, heads * v_dim]
+    void (*attention_picked)(const LatentShape& shape, Src q, Src k, const std::int32_t* keys, Dst o, float* lse,
+                             void* stream);
+    // dk has the gradients of keys and values.
+    void (*attention_picked_grad)(const LatentShape& shape, Src dout, Src q, Src k, Src o, const float* lse,
+                                  const std::int32_t* keys, Dst dq, Dst dk, void* stream);
+    // Row i of x[rows, cols] goes to row positions[i] of cache.
+    void (*cache_rows)(Src x, const std::int32_t* positions, Dst cache, std::int64_t rows, std::int64_t cols,
+                       void* stream);
+
     // o[batch * seq_q, heads * v_dim], lse as described at AttentionShape; [sinks[heads]] join the softmax's sum as one
     // more logit whose value row is zero (with merge: give them once).
     void (*attention)(const AttentionShape& shape, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream);

@@ -130,6 +130,15 @@ void gemm(const OpContext& c) {
     if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
     if (is_columns(c, 0)) return fp8_wgrad(c, 0, 0, shape);
     if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * (a.ldc != 0 ? a.ldc : a.n);
+    if (a.batch > 1) { // one for every head
+        for (int head = 0; head < a.batch; ++head) {
+            c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
+            shape.a_offset += a.a_step;
+            shape.b_offset += a.b_step;
+            shape.c_offset += a.c_step;
+        }
+        return;
+    }
     shape.m /= a.runs;
     for (std::int64_t run = 0; run < a.runs; ++run) {
         if (is_fp8(c, 0))
@@ -158,21 +167,6 @@ void rope(const OpContext& c) {
 void rope_grad(const OpContext& c) {
     c.kernels.rope_grad(rope_shape(c), src(c, 0), ints(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5), dst(c, 0),
                         floats_out(c, 1), floats_out(c, 2), c.stream);
-}
-
-MlaRopeShape mla_shape(const OpContext& c) {
-    const program::MlaRopeAttr& a = std::get<program::MlaRopeAttr>(c.op.attr);
-    return {a.tokens,
-            a.batch,
-            a.heads,
-            a.nope,
-            a.rope,
-            a.v,
-            a.kv_lora,
-            a.theta,
-            a.interleaved,
-            rope_scale(a.scale),
-            query_scale(a.query_scale)};
 }
 
 void mla_rope(const OpContext& c) {
@@ -209,6 +203,7 @@ std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
 }
 
 void attention(const OpContext& c) {
+    if (std::get<program::AttentionAttr>(c.op.attr).picked > 0) return attention_picked(c);
     AttentionShape shape = attention_shape(c, 6);
     shape.largest = c.largest_logits;
     c.kernels.attention(shape, src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
@@ -221,6 +216,7 @@ void attention_cached(const OpContext& c) {
 }
 
 void attention_grad(const OpContext& c) {
+    if (std::get<program::AttentionAttr>(c.op.attr).picked > 0) return attention_picked_grad(c);
     float* dsinks = floats_out(c, 3);
     if (dsinks != nullptr) dsinks += first_sink(c, 6);
     c.kernels.attention_grad(attention_shape(c, 8), src(c, 0), src(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5),
@@ -323,9 +319,25 @@ void adamw_on_host(const OpContext& c) { run_on_host(adamw_step_of(c), 1); }
 
 } // namespace
 
+MlaRopeShape mla_shape(const OpContext& c) {
+    const program::MlaRopeAttr& a = std::get<program::MlaRopeAttr>(c.op.attr);
+    return {a.tokens,
+            a.batch,
+            a.heads,
+            a.nope,
+            a.rope,
+            a.v,
+            a.kv_lora,
+            a.theta,
+            a.interleaved,
+            rope_scale(a.scale),
+            query_scale(a.query_scale)};
+}
+
 void add_kernels(Backend& backend) {
     add_routed_kernels(backend);
     add_state_kernels(backend);
+    add_sparse_kernels(backend);
     add_fp8_kernels(backend);
     add_muon_kernels(backend);
     const auto set = [&](program::OpKind kind, OpFunction function) {

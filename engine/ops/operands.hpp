@@ -92,6 +92,12 @@ void add_muon_kernels(Backend& backend);
 
 // The ops of routed tokens, from the router to the experts; add_kernels() calls it.
 void add_routed_kernels(Backend& backend);
+// Those of sparse attention, of a back end that has their kernels; add_kernels() calls it.
+void add_sparse_kernels(Backend& backend);
+// What the ops `attention` and `attention_grad` are over picked keys.
+void attention_picked(const OpContext& context);
+void attention_picked_grad(const OpContext& context);
+MlaRopeShape mla_shape(const OpContext& context);
 // Those of layers with a state; add_kernels() calls it.
 void add_state_kernels(Backend& backend);
 

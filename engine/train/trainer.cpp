@@ -37,7 +37,9 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
       mesh_(plan),
       backend_(options.table != nullptr ? options.table : &backends::backend_named(options.backend)) {
     check_options(options);
-    check_qk_clip(options.qk_clip, plan_, options.rules, *backend_);
+    if (plan_.indexer.stage == plan::IndexerStage::warm_up && !options.forward_only)
+        options_.rules.freeze.emplace_back("!indexer");
+    check_qk_clip(options.qk_clip, plan_, options_.rules, *backend_);
     check_ramp(options.ramp, plan_);
     check_moments(options.rules, plan_);
     batch_ = plan_.gbs;

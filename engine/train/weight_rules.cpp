@@ -63,6 +63,9 @@ bool fits_somewhere(std::string_view pattern, std::string_view name) {
     return false;
 }
 
+// The pattern behind a '!'.
+std::string_view said(std::string_view pattern) { return pattern.substr(pattern.starts_with('!') ? 1 : 0); }
+
 } // namespace
 
 bool matches(std::string_view pattern, std::string_view name) {
@@ -98,8 +101,9 @@ RateGroup rate_group(const std::string& text) {
 
 ops::ShardPart WeightRules::of(std::string_view name) const {
     ops::ShardPart part;
-    part.frozen =
-        std::any_of(freeze.begin(), freeze.end(), [&](const std::string& pattern) { return matches(pattern, name); });
+    part.frozen = std::any_of(freeze.begin(), freeze.end(), [&](const std::string& pattern) {
+        return matches(said(pattern), name) != pattern.starts_with('!');
+    });
     for (const RateGroup& group : groups)
         if (matches(group.pattern, name)) {
             part.rate = static_cast<float>(group.rate);
@@ -122,7 +126,7 @@ void check_rules(const WeightRules& rules, const std::vector<std::string>& names
         if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return matches(pattern, name); }))
             refuse("{} {}: matches no weight of the model, such as {}", option, shown(pattern), names.front());
     };
-    for (const std::string& pattern : rules.freeze) check("--freeze", pattern);
+    for (const std::string& pattern : rules.freeze) check("--freeze", std::string(said(pattern)));
     for (const RateGroup& group : rules.groups) check("--lr-group", group.pattern);
     if (!rules.freeze.empty() &&
         std::all_of(names.begin(), names.end(), [&](const std::string& name) { return rules.of(name).frozen; }))

@@ -22,7 +22,7 @@ struct RateGroup {
 RateGroup rate_group(const std::string& text);
 
 struct WeightRules {
-    std::vector<std::string> freeze; // patterns
+    std::vector<std::string> freeze; // patterns; !PATTERN freezes what the pattern does not fit
     std::vector<RateGroup> groups;   // the last that matches a weight holds
 
     bool empty() const { return freeze.empty() && groups.empty(); }

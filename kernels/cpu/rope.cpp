@@ -198,6 +198,46 @@ void mla_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std:
     }
 }
 
+void latent_rope(const MlaRopeShape& s, Src q, Src absorbed, Src latent, Src kv_down, const std::int32_t* positions,
+                 Dst q_out, Dst k, void*) {
+    Rotation rotation(s.rope / 2, s.theta, s.interleaved, s.scale);
+    const std::int64_t wide = s.kv_lora + s.rope, qk = s.nope + s.rope;
+    float* row = scratch(Slot::f, wide);
+    for (std::int64_t r = 0; r < s.tokens; ++r) {
+        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        for (int h = 0; h < s.heads; ++h) {
+            load(absorbed, (r * s.heads + h) * s.kv_lora, s.kv_lora, row);
+            load(q, (r * s.heads + h) * qk + s.nope, s.rope, row + s.kv_lora);
+            rotation.turn(row + s.kv_lora, 1.0f);
+            store(q_out, (r * s.heads + h) * wide, wide, row);
+        }
+        load(latent, r * s.kv_lora, s.kv_lora, row);
+        load(kv_down, r * wide + s.kv_lora, s.rope, row + s.kv_lora);
+        rotation.turn(row + s.kv_lora, 1.0f);
+        store(k, r * wide, wide, row);
+    }
+}
+
+void latent_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dq_nope, const std::int32_t* positions, Dst dq,
+                      Dst dlatent, Dst dkv_down, void*) {
+    Rotation rotation(s.rope / 2, s.theta, s.interleaved, s.scale);
+    const std::int64_t wide = s.kv_lora + s.rope, qk = s.nope + s.rope;
+    float* row = scratch(Slot::f, std::max(wide, qk));
+    for (std::int64_t r = 0; r < s.tokens; ++r) {
+        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        for (int h = 0; h < s.heads; ++h) {
+            load(dq_nope, (r * s.heads + h) * s.nope, s.nope, row);
+            load(dq_out, (r * s.heads + h) * wide + s.kv_lora, s.rope, row + s.nope);
+            rotation.turn(row + s.nope, -1.0f);
+            store(dq, (r * s.heads + h) * qk, qk, row);
+        }
+        load(dk, r * wide, wide, row);
+        rotation.turn(row + s.kv_lora, -1.0f);
+        store(dlatent, r * s.kv_lora, s.kv_lora, row);
+        store(dkv_down, r * wide + s.kv_lora, s.rope, row + s.kv_lora);
+    }
+}
+
 } // namespace
 
 void add_rope(Kernels& table) {
@@ -205,6 +245,8 @@ void add_rope(Kernels& table) {
     table.rope_grad = rope_grad;
     table.mla_rope = mla_rope;
     table.mla_rope_grad = mla_rope_grad;
+    table.latent_rope = latent_rope;
+    table.latent_rope_grad = latent_rope_grad;
 }
 
 } // namespace moe::cpu

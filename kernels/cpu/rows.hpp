@@ -126,6 +126,7 @@ void add_scaled_gemm(Kernels& table);
 void add_scaled_wgrad(Kernels& table);
 void add_sinkhorn(Kernels& table);
 void add_slots(Kernels& table);
+void add_sparse(Kernels& table);
 void add_ssd(Kernels& table);
 
 } // namespace moe::cpu

@@ -73,6 +73,7 @@ const Kernels& cpu_kernels() {
         cpu::add_scaled_wgrad(t);
         cpu::add_sinkhorn(t);
         cpu::add_slots(t);
+        cpu::add_sparse(t);
         cpu::add_ssd(t);
         return t;
     }();

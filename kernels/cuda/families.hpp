@@ -46,6 +46,7 @@ void add_slots(Kernels& table);
 void add_ssd(Kernels& table);
 void add_ssd_grad(Kernels& table); // add_ssd() calls it.
 void add_sort(Kernels& table);
+void add_sparse(Kernels& table);
 void add_value_norm(Kernels& table);
 
 } // namespace moe::cuda

@@ -75,6 +75,7 @@ const Kernels* cuda_kernels() {
         cuda::add_slots(t);
         cuda::add_ssd(t);
         cuda::add_sort(t);
+        cuda::add_sparse(t);
         cuda::add_value_norm(t);
         return t;
     }();

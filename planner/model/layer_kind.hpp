@@ -88,6 +88,7 @@ struct Attention {
     int out_groups = 0, out_lora = 0; // gated_delta: out_lora > 0 is the width that its gates come from (KDA)
     // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
+    bool indexer_interleaved = false; // its queries and keys turn by neighbouring columns (GLM-5), not by halves
     bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)
 
     // Weights of the norms of queries and of keys.

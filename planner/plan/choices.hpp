@@ -82,6 +82,10 @@ enum class DropScope : std::uint8_t { sub_sequence, full_sequence };
 // 2310.18313 section 2.2 keeps it in 16 bits as well.
 enum class Moments : std::uint8_t { fp32, bf16, fp8 };
 
+// Sparse attention: attention over picked keys and the indexer's loss over these; the loss over all keys that a query
+// sees; or attention over all of them as well, while nothing but the indexer is trained.
+enum class IndexerStage : std::uint8_t { sparse, dense_loss, warm_up };
+
 const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
 const char* to_string(ContextComm comm);
@@ -90,6 +94,7 @@ const char* to_string(Fp8Scaling scaling);
 const char* to_string(LoadBalancing balancing);
 const char* to_string(DropPolicy policy);
 const char* to_string(DropScope scope);
+const char* to_string(IndexerStage stage);
 std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
@@ -99,6 +104,7 @@ Fp8Scaling fp8_scaling_from_string(const std::string& text);
 LoadBalancing load_balancing_from_string(const std::string& text);
 DropPolicy drop_policy_from_string(const std::string& text);
 DropScope drop_scope_from_string(const std::string& text);
+IndexerStage indexer_stage_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 
 } // namespace moe::plan

@@ -22,6 +22,7 @@ constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
 constexpr std::array<const char*, 4> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"};
 constexpr std::array<const char*, 2> drop_names{"probs", "position"};
 constexpr std::array<const char*, 2> drop_scope_names{"sub_sequence", "full_sequence"};
+constexpr std::array<const char*, 3> stage_names{"sparse", "dense_loss", "warm_up"};
 constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
                                                  "shared_experts", "full"};
 constexpr std::array<const char*, 9> recompute_names{"layernorm",      "core_attn", "mla_up_proj", "moe_act",  "mlp",
@@ -101,6 +102,7 @@ const char* to_string(Fp8Scaling scaling) { return scaling_names[static_cast<std
 const char* to_string(LoadBalancing balancing) { return balancing_names[static_cast<std::size_t>(balancing)]; }
 const char* to_string(DropPolicy policy) { return drop_names[static_cast<std::size_t>(policy)]; }
 const char* to_string(DropScope scope) { return drop_scope_names[static_cast<std::size_t>(scope)]; }
+const char* to_string(IndexerStage stage) { return stage_names[static_cast<std::size_t>(stage)]; }
 std::string to_string(CudaGraph graph) {
     return graph == CudaGraph::partial ? "partial" : set_to_string(graph_names, static_cast<unsigned>(graph));
 }
@@ -128,6 +130,9 @@ DropPolicy drop_policy_from_string(const std::string& text) {
 }
 DropScope drop_scope_from_string(const std::string& text) {
     return static_cast<DropScope>(position(drop_scope_names, "drop_scope", text));
+}
+IndexerStage indexer_stage_from_string(const std::string& text) {
+    return static_cast<IndexerStage>(position(stage_names, "indexer_stage", text));
 }
 CudaGraph cuda_graph_from_string(const std::string& text) {
     if (text == "partial") return CudaGraph::partial;

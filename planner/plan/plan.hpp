@@ -57,6 +57,16 @@ struct RouterTraining {
     bool operator==(const RouterTraining&) const = default;
 };
 
+// How the indexers of sparse attention are trained. With p the distribution over keys that the heads of attention have
+// together, summed over heads and divided by their number, and s = softmax(scores) of the indexer, a layer with an
+// indexer adds loss * the mean over tokens of KL(p, s) to the loss. The gradient goes to the indexer alone: p, what the
+// indexer reads, and the choice of keys have none. Sources: arXiv 2512.02556 section 2.1.1; Megatron-LM, dsa.py.
+struct IndexerTraining {
+    double loss = 1.0; // coefficient; 0: indexers are not trained
+    IndexerStage stage = IndexerStage::sparse;
+    bool operator==(const IndexerTraining&) const = default;
+};
+
 struct OptimizerChoice {
     Moments moments = Moments::fp32; // of AdamW
     bool narrow() const { return moments != Moments::fp32; }
@@ -77,6 +87,7 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     // histogram that a run recorded.
     std::string routing = "balanced";
     RouterTraining router;
+    IndexerTraining indexer;
     Documents documents = Documents::ignore;
     // Lengths of the documents that samples are cut from, for FLOPs and times where they are masked: text of
     // planner/model/document_lengths.hpp, empty: every sample is one.

@@ -154,6 +154,8 @@ PlanFault check_context(const Plan& plan) {
         // Layers with a state trade tokens for heads whatever the others do.
         const bool delta = a.kind == model::AttentionKind::gated_delta && a.out_lora == 0;
         if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none || delta) continue;
+        if (a.sparse())
+            return fault("cp_comm", "cp_comm = {}: keys that an indexer picks are gathered over cp, use ring", name);
         if (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)
             return fault("cp_comm", "cp_comm = {}: {} has attention without heads to split, use ring", name,
                          plan.model->name);
@@ -283,6 +285,31 @@ PlanFault check_sinkhorn(const Plan& plan) {
     return {};
 }
 
+PlanFault check_indexer(const Plan& plan) {
+    const IndexerTraining& indexer = plan.indexer;
+    const char* stage = to_string(indexer.stage);
+    if (!std::isfinite(indexer.loss) || indexer.loss < 0.0)
+        return fault("indexer_loss", "indexer_loss = {}: must be 0 (none) or more", indexer.loss);
+    const bool sparse = std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
+                                    [](const model::LayerKind& kind) { return kind.attention.sparse(); });
+    if (!sparse) {
+        const IndexerTraining usual;
+        if (indexer.loss != usual.loss)
+            return fault("indexer_loss", "indexer_loss = {}: {} has no indexer", indexer.loss, plan.model->name);
+        if (indexer.stage != usual.stage)
+            return fault("indexer_stage", "indexer_stage = {}: {} has no indexer", stage, plan.model->name);
+        return {};
+    }
+    if (indexer.stage != IndexerStage::sparse && indexer.loss == 0.0)
+        return fault("indexer_stage", "indexer_stage = {}: there is no loss to train the indexer by: set indexer_loss",
+                     stage);
+    if (plan.core_attention() > machine::Precision::bf16)
+        return fault("attention_precision",
+                     "attention_precision = {}: attention over keys that an indexer picks is not quantized, use bf16",
+                     machine::to_string(plan.core_attention()));
+    return {};
+}
+
 // Every value of RouterTraining that its model cannot follow.
 PlanFault check_router(const Plan& plan) {
     const RouterTraining& r = plan.router;
@@ -336,9 +363,9 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_split_backward, check_precision,     check_recompute,
-                               check_offload,        check_communication, check_lora,
-                               check_routed_rows,    check_routing,       check_router};
+    constexpr std::array rules{check_split_backward, check_precision, check_recompute,   check_offload,
+                               check_communication,  check_lora,      check_routed_rows, check_routing,
+                               check_router,         check_indexer};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }

@@ -78,6 +78,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::gbs,                    {none,    none,    none,    none,    none,    value,   none}},
     FieldRow{&Plan::routing,                {value,   value,   none,    none,    value,   none,    none,    experts}},
     FieldRow{&Plan::router,                 {value,   value,   value,   sharded, value,   value,   value}},
+    FieldRow{&Plan::indexer,                {value,   value,   none,    value,   none,    none,    none,    part::attention}},
     FieldRow{&Plan::documents,              {value,   value,   none,    value,   none,    value,   none}},
     FieldRow{&Plan::lengths,                {value,   value,   none,    value,   none,    value,   none}},
     FieldRow{&Plan::gpus,                   {sharded, value,   none,    value,   value,   value,   value}},

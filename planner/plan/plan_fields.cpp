@@ -191,6 +191,13 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return to_string(plan.router.drop_policy); }},
         {"drop_scope", [](Plan& plan, const std::string& v) { plan.router.drop_scope = drop_scope_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.router.drop_scope); }},
+        {"indexer_loss",
+         [](Plan& plan, const std::string& v) {
+             plan.indexer.loss = amount("indexer_loss", v, "a coefficient or none");
+         },
+         [](const Plan& plan) -> std::string { return word(plan.indexer.loss); }},
+        {"indexer_stage", [](Plan& plan, const std::string& v) { plan.indexer.stage = indexer_stage_from_string(v); },
+         [](const Plan& plan) -> std::string { return to_string(plan.indexer.stage); }},
         {"pad_to_capacity",
          [](Plan& plan, const std::string& v) { plan.router.pad_to_capacity = on_or_off("pad_to_capacity", v); },
          [](const Plan& plan) -> std::string { return plan.router.pad_to_capacity ? "on" : "off"; }},

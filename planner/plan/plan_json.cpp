@@ -103,6 +103,12 @@ Json router_json(const RouterTraining& router) {
             {"pad_to_capacity", router.pad_to_capacity}};
 }
 
+void read_indexer(const JsonObject& json, IndexerTraining& indexer) {
+    json.only({"loss", "stage"});
+    indexer.loss = json.number_or("loss", indexer.loss, 0.0, any_amount);
+    indexer.stage = named(json, json.string_or("stage", to_string(indexer.stage)), indexer_stage_from_string);
+}
+
 void read_bf16_layers(const JsonObject& json, Plan& plan) {
     if (!json.has("bf16_layers")) return;
     const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
@@ -156,6 +162,8 @@ Json choices(const Plan& plan) {
         {"vpp", plan.vpp},   {"ep", plan.ep}, {"etp", plan.etp}, {"edp", plan.edp}, {"rank_order", plan.rank_order}};
     if (!plan.lengths.empty()) json["workload"]["lengths"] = plan.lengths;
     if (plan.router != RouterTraining{}) json["router"] = router_json(plan.router);
+    if (plan.indexer != IndexerTraining{})
+        json["indexer"] = {{"loss", plan.indexer.loss}, {"stage", to_string(plan.indexer.stage)}};
     json["mbs"] = plan.mbs;
     json["schedule"] = to_string(plan.schedule);
     json["layout"] = plan.layout;
@@ -210,6 +218,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "workload",
                "mesh",
                "router",
+               "indexer",
                "mbs",
                "schedule",
                "layout",
@@ -251,6 +260,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
     named(workload, plan.lengths, model::document_lengths_from_string);
     read_mesh(json.object("mesh"), plan);
     if (json.has("router")) read_router(json.object("router"), plan.router);
+    if (json.has("indexer")) read_indexer(json.object("indexer"), plan.indexer);
     read_choices(json, plan);
     plan.model =
         std::make_shared<const model::Model>(families::model_from_json(json.object("model").dump(), place + ": model"));

@@ -33,6 +33,10 @@ inline auto values(const Lora& lora) {
     const auto& [rank, alpha, targets] = lora;
     return std::make_tuple(rank, alpha, targets);
 }
+inline std::tuple<double, IndexerStage> values(const IndexerTraining& indexer) {
+    const auto& [loss, stage] = indexer;
+    return {loss, stage};
+}
 inline auto values(const RouterTraining& router) {
     const auto& [load_balancing, aux_loss, z_loss, jitter, bias_update, forced, expert_capacity, drop_policy,
                  drop_scope, pad] = router;

@@ -25,7 +25,8 @@ struct GemmAttr {
     // tp_overlap, where a reduction takes the sequence in pieces: rows of A in as many runs, one of every TP member's,
     // so many elements apart.
     std::int64_t runs = 1, run_stride = 0;
-    int batch = 1; // products side by side, one for every head, on columns of A and C and rows of B (cost only)
+    int batch = 1; // products side by side, one for every head, whose operands lie so many elements apart
+    std::int64_t a_step = 0, b_step = 0, c_step = 0;
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
 // forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] (+)= dy_e^T x_e.
@@ -112,6 +113,14 @@ struct MlaRopeAttr {
     FrequencyScale scale;
     model::QueryScale query_scale;
 };
+// The loss of an indexer, see IndexerTraining: of `heads` heads of `dim`, whose scores have the factor `scale`.
+struct IndexLoss {
+    int heads = 0, dim = 0;
+    double scale = 1.0;
+    int all_heads = 0;     // of attention, over all ranks of TP
+    bool all_keys = false; // the distributions are over all keys that a query sees, not over those picked alone
+    double factor = 0.0;   // of the sum over queries
+};
 struct AttentionAttr {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0; // rows are position * batch + sequence
     int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
@@ -121,8 +130,10 @@ struct AttentionAttr {
     double scale = 1.0;
     bool causal = true;
     bool gathered = false;   // keys are compressed and picked by index (cost only)
-    std::int64_t picked = 0; // keys that an indexer picks for each query, 0 = none (cost only)
+    std::int64_t picked = 0; // keys that an indexer picks for each query, 0 = none
+    int parts = 1;           // picked, pick_keys: members of CP whose keys lie one behind the other, as they gather
     bool kept = false;       // pick_keys: layers behind this one read the choice as well, so that it is not made again
+    IndexLoss index;         // of pick_keys_grad
     std::int64_t chunk = 0;  // see Attention; where it begins is an operand as the beginning of a document is
     double visible = 0.5;    // share of the seq_q x seq_k square that the mask leaves (cost only)
     // Step `step` of a CP ring: keys and values are those of the member `step` places before this rank. Each member

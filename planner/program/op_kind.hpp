@@ -31,18 +31,26 @@ enum class OpKind : std::uint8_t {
     rope_grad, // dqkv'[S, W], positions, [qkv, wq, wk, rstd] -> dqkv[S, W], [+dwq, +dwk]
     mla_rope, // q[S, n(dn+dr)], kv[S, n(dn+dv)], kv_down[S, c+dr], positions -> q'[S, n(dn+dr)], k[S, n(dn+dr)], v[S, n
               // dv]
-    mla_rope_grad,  // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
-    attention,      // q, k, v, [sinks], [o, lse of a ring's steps before], [document starts[S]] -> o[S, heads*dv],
-                    // lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
+    mla_rope_grad, // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
+    latent_rope,   // q[S, n(dn+dr)], absorbed[S, nc], latent[S, c], kv_down[S, c+dr], positions -> q'[S, n(c+dr)], k[S,
+                   // c+dr]: of all heads one key, the latent and what turns; MlaRopeAttr
+    latent_rope_grad, // dq', dk, dq of the columns that do not turn[S, n dn], positions -> dq, dlatent, dkv_down[:, c:]
+    attention,        // q, k, v, [sinks], [o, lse of a ring's steps before], [document starts[S]] -> o[S, heads*dv],
+                      // lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
     attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before], [document starts[S]] -> dq, dk, dv,
                     // [+dsinks] (packed like q, k, v)
     attention_cached, // q, k, v (packed or not), positions[S/b], [sinks] -> o[S, heads*dv], +k cache[keys, kv*dqk], +v
     // cache[keys, kv*dv]: rows are put at their positions, and see those up to their own; AttentionAttr
-    // Sparse attention (cost only): its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse.
-    pick_keys, // index q[S, n d], index k[Sk, d], w[S, n] -> keys[S, top k] i32: those of the largest sum over heads
-               // of w * relu(q k); AttentionAttr
-    pick_keys_grad, // q, k, lse, index q, index k, w, keys -> dindex q, dindex k, dw: of the divergence between the
-                    // indexer's and the attention's distribution over the keys that were picked
+    // Sparse attention: its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse, and values
+    // are
+    // the first columns of k.
+    pick_keys, // index q[S, n d], index k[Sk, d], w[S, n], [document starts[S]], [positions: generation] -> keys[S, top
+               // k] i32: the positions of the largest sums over heads of w * relu(q k), in order and then -1;
+               // AttentionAttr
+    pick_keys_grad, // q, k, index q, index k, w, keys, [document starts] -> dindex q, dindex k, dw, work: of the
+                    // divergence
+                    // between the indexer's and the attention's distribution; AttentionAttr::index
+    cache_rows,     // x[S, C], positions[S] -> +cache[keys, C]: rows are put at their positions (generation)
     scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2 as published stacks run it, from
                     // the convolution to the norm; ScanAttr (cost only)
     scan_grad,      // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]

@@ -150,6 +150,10 @@ const char* to_string(OpKind kind) {
         return "mla_rope";
     case OpKind::mla_rope_grad:
         return "mla_rope_grad";
+    case OpKind::latent_rope:
+        return "latent_rope";
+    case OpKind::latent_rope_grad:
+        return "latent_rope_grad";
     case OpKind::attention:
         return "attention";
     case OpKind::attention_grad:
@@ -160,6 +164,8 @@ const char* to_string(OpKind kind) {
         return "pick_keys";
     case OpKind::pick_keys_grad:
         return "pick_keys_grad";
+    case OpKind::cache_rows:
+        return "cache_rows";
     case OpKind::scan:
         return "scan";
     case OpKind::scan_grad:

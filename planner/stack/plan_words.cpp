@@ -79,6 +79,8 @@ std::vector<PlanWord> plan_fields() {
         {"input_jitter", NumberWord{[](const Plan& p) { return p.router.input_jitter; }, true}},
         {"bias_update", NumberWord{[](const Plan& p) { return p.router.bias_update; }, true}},
         {"expert_capacity", NumberWord{[](const Plan& p) { return p.router.expert_capacity; }, true}},
+        {"indexer_loss", NumberWord{[](const Plan& p) { return p.indexer.loss; }, true}},
+        {"indexer_stage", NameWord{[](const Plan& p) { return plan::to_string(p.indexer.stage); }}},
         {"recompute", recompute_word},
         {"offload", offload_word},
         {"cuda_graph", graph_word},

@@ -8,10 +8,10 @@
 namespace moe::published {
 namespace {
 
-const char* const stated[] = {"routing",         "balance",          "load_balancing", "aux_loss",
-                              "z_loss",          "bias_update",      "drop_policy",    "expert_capacity",
-                              "pad_to_capacity", "fp8_scaling",      "bf16_layers",    "gradients",
-                              "deterministic",   "expert_precision", "input_jitter",   "drop_scope"};
+const char* const stated[] = {"routing",     "balance",      "load_balancing",  "aux_loss",         "z_loss",
+                              "bias_update", "drop_policy",  "expert_capacity", "pad_to_capacity",  "fp8_scaling",
+                              "bf16_layers", "gradients",    "deterministic",   "expert_precision", "input_jitter",
+                              "drop_scope",  "indexer_loss", "indexer_stage"};
 
 } // namespace
 

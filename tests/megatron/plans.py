@@ -56,7 +56,7 @@ PLAIN = {
     "optimizer": "adamw", "lora": "none", "fsdp": "off", "fsdp_replicas": "1", "dispatcher": "alltoall", "cp_comm": "ring", "capacity": "none", "paged_stash": "off",
     "memory_efficient_permutation": "on", "tp_overlap": "off", "ep_overlap": "off", "delay_wgrad": "off",
     "cuda_graph": "none", "deterministic": "off", "documents": "ignore", "lengths": "none", "routing": "balanced", "balance": "natural",
-    "load_balancing": "seq_aux_loss", "aux_loss": "none", "z_loss": "none", "input_jitter": "none", "bias_update": "none",
+    "load_balancing": "seq_aux_loss", "aux_loss": "none", "z_loss": "none", "input_jitter": "none", "bias_update": "none", "indexer_loss": "1", "indexer_stage": "sparse",
     "expert_capacity": "none", "drop_policy": "probs", "drop_scope": "sub_sequence", "pad_to_capacity": "off", "hardware": "gb200-nvl72",
     "hardware.generation": "blackwell", "micro_batches": "64",
 }  # fmt: skip

@@ -46,7 +46,7 @@ void set_word(plan::Plan& plan, const std::string& field, const std::string& val
     } else if (field == "gbs") {
         plan.gbs = whole(value);
     } else if (field == "capacity" || field == "expert_capacity" || field == "aux_loss" || field == "z_loss" ||
-               field == "input_jitter" || field == "bias_update") {
+               field == "input_jitter" || field == "indexer_loss" || field == "bias_update") {
         plan::set_field(plan, field, value == "null" || value == "0.0" ? "none" : value);
     } else {
         plan::set_field(plan, field, value);

@@ -83,6 +83,7 @@ private:
     program::TensorId sparse_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId pick_keys(emit::Builder& b, program::TensorId normed, program::TensorId q_in);
     void pick_keys_backward(emit::Builder& b);
+    program::TensorId cached_rows(emit::Builder& b, program::TensorId x, const char* name) const;
     // Layers with a state. Kimi delta attention, whose gates come from latents, is not executed, nor is the one op that
     // published stacks have for Mamba-2.
     bool delta() const { return a_.kind == model::AttentionKind::gated_delta && a_.out_lora == 0; }
@@ -144,7 +145,8 @@ private:
     program::StateAttr state_;
     // Sparse attention: the indexer's projections, what it compares, what it picked.
     emit::Linear index_q_, index_k_, index_weights_;
-    Norm index_norm_;
+    program::RopeAttr index_rope_;
+    program::TensorId index_k_in_ = program::no_tensor, index_k_rstd_ = program::no_tensor; // of the key's LayerNorm
     program::TensorId index_queries_ = program::no_tensor, index_keys_ = program::no_tensor,
                       head_weights_ = program::no_tensor, picked_ = program::no_tensor;
     program::AttentionAttr index_attr_;
@@ -333,6 +335,8 @@ private:
     emit::Linear hidden_, embed_;
 };
 
+// Factor of attention's logits beside 1 / sqrt(width), where YaRN has one for all dimensions.
+double softmax_scale(const model::RopeScaling& scaling);
 program::Parameter matrix(std::string name, plan::Domain domain, std::int64_t rows, std::int64_t cols, int shard_dim,
                           double std);
 program::Parameter norm_weight(std::string name, std::int64_t cols);

@@ -1,10 +1,13 @@
-// DeepSeek sparse attention (DeepSeek-V3.2, GLM-5), priced and not executed: latent attention over keys that an indexer
-// picks. Sources: arXiv 2512.02556 section 2.1; Megatron-LM, experimental_attention_variant/dsa.py.
+// DeepSeek sparse attention (DeepSeek-V3.2, GLM-5): latent attention over keys that an indexer picks. Sources: arXiv
+// 2512.02556 section 2.1; transformers 5.24, modeling_deepseek_v32.py and modeling_glm_moe_dsa.py; Megatron-LM,
+// experimental_attention_variant/dsa.py.
 //
 // All heads see one key per position, the latent with its rotary columns, and the up projections of keys and values
 // become products head by head on the side of queries and outputs. The indexer reads the layer's input and the query
 // latent without a gradient to either; its own comes from the attention's distribution over the keys it picked.
 #include "planner/lower/layers/layers.hpp"
+
+#include "planner/base/error.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -21,13 +24,34 @@ double core_flops(const program::AttentionAttr& a, bool backward) {
     return 2.0 * pairs_of(a) * a.heads * (backward ? 3.0 * a.qk_dim + 2.0 * a.v_dim : 1.0 * a.qk_dim + a.v_dim);
 }
 
+// Where an operand of head by head products lies: elements between rows and between heads, and before the first.
+struct Heads {
+    std::int64_t row = 0, step = 0, first = 0;
+};
+
 // One product for every head, of its columns of x and its rows of the up projection.
-program::GemmAttr by_heads(std::int64_t heads, std::int64_t m, std::int64_t n, std::int64_t k) {
+program::GemmAttr by_heads(std::int64_t heads, std::int64_t m, std::int64_t n, std::int64_t k, const Heads& a,
+                           const Heads& b, const Heads& c) {
     program::GemmAttr attr;
     attr.batch = static_cast<int>(heads);
     attr.m = m, attr.n = n, attr.k = k;
+    attr.lda = a.row, attr.a_step = a.step, attr.a_offset = a.first;
+    attr.ldb = b.row, attr.b_step = b.step, attr.b_offset = b.first;
+    attr.ldc = c.row, attr.c_step = c.step, attr.c_offset = c.first;
     return attr;
 }
+
+// The columns of x, `each` of every head.
+Heads columns_of(std::int64_t heads, std::int64_t each) { return {heads * each, each, 0}; }
+
+// Rows of the up projection, [nope | v] of every head, from the head's row `first` on.
+Heads up_rows(const model::Attention& a, std::int64_t first) {
+    const std::int64_t each = a.qk_dim - a.rope_dim + a.v_dim;
+    return {a.kv_lora, each * a.kv_lora, first * a.kv_lora};
+}
+
+// The indexer's key norm has the default of its code, as the latents' norms have (transformers 5.24).
+constexpr double index_eps = 1e-6;
 
 // Keys of the whole sequence: zigzag shares of it lie on the members of CP.
 program::TensorId gather_context(emit::Builder& b, program::TensorId x, const std::string& name) {
@@ -60,28 +84,58 @@ void AttentionLayer::declare_indexer(emit::ParameterSet& set) const {
     };
     set.declare(key_ + ".index_q", {whole("wq_b.weight", width, a_.q_lora > 0 ? a_.q_lora : h)}, true);
     set.declare(key_ + ".index_k", {whole("wk.weight", a_.indexer_dim, h)}, true);
-    set.declare(key_ + ".index_norm",
-                {norm_weight(at + "k_norm.weight", a_.indexer_dim), norm_weight(at + "k_norm.bias", a_.indexer_dim)},
-                false, false);
+    set.declare(key_ + ".index_norm", {norm_weight(at + "k_norm.weight", a_.indexer_dim)}, false, false);
+    set.declare(key_ + ".index_norm_bias",
+                {matrix(at + "k_norm.bias", plan::Domain::dense, a_.indexer_dim, 1, -1, 0.0)}, false, false);
     set.declare(key_ + ".index_w", {whole("weights_proj.weight", a_.indexer_heads, h)}, false);
+}
+
+// Rows that come later than others, in a cache that is this layer's own from call to call.
+program::TensorId AttentionLayer::cached_rows(emit::Builder& b, program::TensorId x, const char* name) const {
+    const program::TensorId cache =
+        emit::add_flat(b.program(), fmt::format("layer{}.{}_cache", layer_, name), b.activation_dtype(),
+                       program::Storage::optimizer, b.cached_keys * b.at(x).cols, b.chunk());
+    b.emit(program::OpKind::cache_rows, {x, b.program().io.positions}, {cache});
+    return cache;
 }
 
 // Every rank of TP picks for all tokens of the group: the choice is the same for all heads.
 program::TensorId AttentionLayer::pick_keys(emit::Builder& b, program::TensorId normed, program::TensorId q_in) {
     const std::int64_t width = static_cast<std::int64_t>(a_.indexer_heads) * a_.indexer_dim;
+    const std::int64_t tokens = b.gathered_tokens();
     b.module = program::Module::attn_in;
+    index_rope_ = {};
+    index_rope_.tokens = tokens, index_rope_.batch = rope_batch(b);
+    index_rope_.head_dim = index_rope_.v_dim = a_.indexer_dim;
+    index_rope_.rotary_dim = a_.rope_dim;
+    index_rope_.theta = mla_rope_.theta;
+    index_rope_.interleaved = a_.indexer_interleaved;
+    index_rope_.scale = mla_rope_.scale;
+    const auto turned = [&](program::TensorId x, int heads, const char* name) {
+        const program::TensorId y = b.activation(name, tokens, b.at(x).cols);
+        index_rope_.heads = heads;
+        b.emit(program::OpKind::rope, {x, rope_positions(b)}, {y}, index_rope_);
+        return y;
+    };
     index_q_.weight = b.weight(key_ + ".index_q", width, b.at(q_in).cols);
     index_q_.name = "index_q";
-    index_queries_ = b.gather_tokens(emit::linear_forward(b, index_q_, q_in, b.activation_dtype()), "index_q_full");
+    index_queries_ =
+        turned(b.gather_tokens(emit::linear_forward(b, index_q_, q_in, b.activation_dtype()), "index_q_full"),
+               a_.indexer_heads, "index_q_rope");
     index_k_.weight = b.weight(key_ + ".index_k", a_.indexer_dim, model_.hidden);
     index_k_.name = "index_k";
-    index_norm_.x = emit::linear_forward(b, index_k_, normed, b.activation_dtype());
-    const program::Tensor key = b.at(index_norm_.x);
-    index_norm_.y = b.activation("index_k_norm", key.rows, key.cols);
-    index_norm_.rstd = b.tensor("index_k_norm.rstd", program::Dtype::f32, key.rows, 1);
-    b.emit(program::OpKind::rmsnorm, {index_norm_.x, b.weight(key_ + ".index_norm", 2 * key.cols, 1).value},
-           {index_norm_.y, index_norm_.rstd}, program::NormAttr{key.rows, key.cols, key.cols, model_.norm_eps});
-    index_keys_ = gather_context(b, b.gather_tokens(index_norm_.y, "index_k_full"), "index_k_all");
+    index_k_in_ = emit::linear_forward(b, index_k_, normed, b.activation_dtype());
+    const program::Tensor key = b.at(index_k_in_);
+    const program::TensorId normed_key = b.activation("index_k_norm", key.rows, key.cols);
+    index_k_rstd_ = b.tensor("index_k_norm.rstd", program::Dtype::f32, key.rows, 2);
+    b.emit(program::OpKind::rmsnorm,
+           {index_k_in_, b.weight(key_ + ".index_norm", key.cols, 1).value,
+            b.weight(key_ + ".index_norm_bias", key.cols, 1).value},
+           {normed_key, index_k_rstd_},
+           program::NormAttr{key.rows, key.cols, key.cols, index_eps, program::Module::layernorm, true});
+    index_keys_ = turned(b.gather_tokens(normed_key, "index_k_full"), 1, "index_k_rope");
+    index_keys_ =
+        b.cached_keys > 0 ? cached_rows(b, index_keys_, "index_key") : gather_context(b, index_keys_, "index_k_all");
     index_weights_.weight = b.weight(key_ + ".index_w", a_.indexer_heads, model_.hidden);
     index_weights_.name = "index_w";
     index_weights_.quantize = false;
@@ -89,45 +143,72 @@ program::TensorId AttentionLayer::pick_keys(emit::Builder& b, program::TensorId 
         b.gather_tokens(emit::linear_forward(b, index_weights_, normed, b.activation_dtype()), "index_w_full");
 
     b.module = program::Module::core_attn;
-    const program::TensorId keys = b.tensor("picked_keys", program::Dtype::i32, b.gathered_tokens(), attr_.picked);
+    const program::TensorId keys = b.tensor("picked_keys", program::Dtype::i32, tokens, attr_.picked);
     index_attr_ = attr_;
     index_attr_.heads = a_.indexer_heads;
     index_attr_.kv_heads = 1;
     index_attr_.qk_dim = index_attr_.v_dim = a_.indexer_dim;
     index_attr_.picked = 0; // All keys before a query are compared.
     index_attr_.kept = any_shares(model_);
-    program::Op& op =
-        b.emit(program::OpKind::pick_keys, {index_queries_, index_keys_, head_weights_}, {keys}, index_attr_);
-    const double compared = static_cast<double>(b.gathered_tokens()) * static_cast<double>(attr_.seq_k) / 2.0;
+    index_attr_.scale = 1.0 / std::sqrt(static_cast<double>(width));
+    index_attr_.documents = by_documents(b);
+    std::vector<program::TensorId> in{index_queries_, index_keys_, head_weights_};
+    if (index_attr_.documents) in.push_back(b.program().io.document_starts);
+    if (b.cached_keys > 0) in.insert(in.end(), {program::no_tensor, b.program().io.positions});
+    program::Op& op = b.emit(program::OpKind::pick_keys, std::move(in), {keys}, index_attr_);
+    const double compared = static_cast<double>(tokens) * static_cast<double>(attr_.seq_k) / 2.0;
     op.flops = 2.0 * compared * static_cast<double>(width);
     op.bytes += 2.0 * sizeof(float) * compared; // Scores are written, and read by the choice of the largest.
     return keys;
 }
 
-// The attention's probabilities of the picked keys once more, and the indexer's scores of them forward and backward.
+// The attention's probabilities once more, and the indexer's scores forward and backward.
 void AttentionLayer::pick_keys_backward(emit::Builder& b) {
+    const plan::IndexerTraining& training = b.plan().indexer;
     b.module = program::Module::core_attn;
     b.phase = program::Phase::wgrad; // Nothing else waits for it.
     const auto like = [&b](program::TensorId x, const char* name) {
         return b.activation(name, b.at(x).rows, b.at(x).cols);
     };
-    const program::TensorId dqueries = like(index_queries_, "dindex_q"), dkeys = like(index_keys_, "dindex_k");
+    const program::TensorId dqueries = like(index_queries_, "dindex_q_rope"), dkeys = like(index_keys_, "dindex_k_all");
     const program::TensorId dweights = like(head_weights_, "dindex_w");
-    program::Op& op =
-        b.emit(program::OpKind::pick_keys_grad, {q_, k_, lse_, index_queries_, index_keys_, head_weights_, picked_},
-               {dqueries, dkeys, dweights}, attr_);
-    op.flops = 2.0 * pairs_of(attr_) *
-               (static_cast<double>(attr_.heads) * attr_.qk_dim + 3.0 * a_.indexer_heads * a_.indexer_dim);
-    // Each rank of TP has what its heads have seen.
+    program::AttentionAttr attr = attr_;
+    attr.documents = by_documents(b);
+    attr.index = {a_.indexer_heads,
+                  a_.indexer_dim,
+                  index_attr_.scale,
+                  a_.heads,
+                  training.stage != plan::IndexerStage::sparse,
+                  training.loss / (static_cast<double>(b.plan().gbs) * static_cast<double>(b.plan().seq))};
+    if (attr.index.all_keys) attr.picked = attr.seq_k;
+    std::vector<program::TensorId> in{q_, k_, index_queries_, index_keys_, head_weights_, picked_};
+    if (attr.index.all_keys) in.back() = program::no_tensor;
+    if (attr.documents) in.push_back(b.program().io.document_starts);
+    const program::TensorId work = // the logs of the softmaxes' sums
+        b.tensor("index_lse", program::Dtype::f32, b.gathered_tokens(), attr.heads + 1);
+    program::Op& op = b.emit(program::OpKind::pick_keys_grad, std::move(in), {dqueries, dkeys, dweights, work}, attr);
+    op.flops = 2.0 * pairs_of(attr) *
+               (static_cast<double>(attr.heads) * attr.qk_dim + 3.0 * a_.indexer_heads * a_.indexer_dim);
     b.module = program::Module::attn_in;
-    emit::linear_wgrad(b, index_q_, b.scatter_tokens(dqueries, "dindex_q_local"));
+    const auto turned_back = [&](program::TensorId x, int heads, const char* name) {
+        const program::TensorId y = like(x, name);
+        program::RopeAttr rope = index_rope_;
+        rope.heads = heads;
+        b.emit(program::OpKind::rope_grad, {x, rope_positions(b)}, {y}, rope);
+        return y;
+    };
+    // Each rank of TP has what its heads have seen.
+    emit::linear_wgrad(b, index_q_,
+                       b.scatter_tokens(turned_back(dqueries, a_.indexer_heads, "dindex_q"), "dindex_q_local"));
     emit::linear_wgrad(b, index_weights_, b.scatter_tokens(dweights, "dindex_w_local"));
-    const program::TensorId dnormed = b.scatter_tokens(scatter_context(b, dkeys, "dindex_k_context"), "dindex_k_local");
-    const program::Tensor key = b.at(index_norm_.x);
+    const program::TensorId dnormed = b.scatter_tokens(
+        turned_back(scatter_context(b, dkeys, "dindex_k_rope"), 1, "dindex_k_context"), "dindex_k_local");
+    const program::Tensor key = b.at(index_k_in_);
     const program::TensorId dkey = b.activation("dindex_k_norm", key.rows, key.cols);
-    const emit::Weight norm = b.weight(key_ + ".index_norm", 2 * key.cols, 1);
-    b.emit(program::OpKind::rmsnorm_grad, {dnormed, index_norm_.x, norm.value, index_norm_.rstd}, {dkey, norm.gradient},
-           program::NormAttr{key.rows, key.cols, key.cols, model_.norm_eps});
+    const emit::Weight norm = b.weight(key_ + ".index_norm", key.cols, 1);
+    b.emit(program::OpKind::rmsnorm_grad, {dnormed, index_k_in_, norm.value, index_k_rstd_},
+           {dkey, norm.gradient, b.weight(key_ + ".index_norm_bias", key.cols, 1).gradient},
+           program::NormAttr{key.rows, key.cols, key.cols, index_eps, program::Module::layernorm, true});
     emit::linear_wgrad(b, index_k_, dkey);
     b.phase = program::Phase::dgrad;
 }
@@ -135,17 +216,22 @@ void AttentionLayer::pick_keys_backward(emit::Builder& b) {
 program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorId normed, program::TensorId& keys) {
     const std::int64_t tokens = b.gathered_tokens(), heads = a_.heads / b.plan().tp, nope = a_.qk_dim - a_.rope_dim;
     const std::int64_t wide = a_.kv_lora + a_.rope_dim;
+    const bool all = b.plan().indexer.stage == plan::IndexerStage::warm_up;
+    const model::Rope rope = model_.rope_of(a_);
+    attr_ = {};
     attr_.batch = b.plan().mbs;
     attr_.seq_q = b.plan().seq / b.plan().cp;
-    attr_.seq_k = b.plan().seq;
+    attr_.seq_k = b.cached_keys > 0 ? b.cached_keys : b.plan().seq;
     attr_.heads = static_cast<int>(heads);
     attr_.kv_heads = 1;
     attr_.qk_dim = static_cast<int>(wide);
     attr_.v_dim = a_.kv_lora;
     attr_.q_stride = heads * wide;
     attr_.k_stride = attr_.v_stride = wide;
-    attr_.picked = std::min<std::int64_t>(a_.indexer_top_k, attr_.seq_k);
-    attr_.visible = model::keys_seen(a_, attr_.seq_k) / static_cast<double>(attr_.seq_k);
+    attr_.scale = softmax_scale(rope.scaling) / std::sqrt(static_cast<double>(a_.qk_dim));
+    attr_.picked = all ? attr_.seq_k : std::min<std::int64_t>(a_.indexer_top_k, attr_.seq_k);
+    attr_.parts = b.plan().cp;
+    if (!all) attr_.visible = model::keys_seen(a_, attr_.seq_k) / static_cast<double>(attr_.seq_k);
     attr_.deterministic = b.plan().deterministic;
 
     const auto [q_in, kv_in] = mla_latents(b, normed);
@@ -153,7 +239,9 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
     kv_up_.weight = b.weight(key_ + ".kv_up", heads * (nope + a_.v_dim), a_.kv_lora);
     qkv_raw_ = q;
     const program::TensorId absorbed = b.activation("q_absorbed", tokens, heads * a_.kv_lora);
-    b.gemm(q, kv_up_.weight.value, absorbed, by_heads(heads, tokens, a_.kv_lora, nope));
+    b.gemm(q, kv_up_.weight.value, absorbed,
+           by_heads(heads, tokens, a_.kv_lora, nope, columns_of(heads, a_.qk_dim), up_rows(a_, 0),
+                    columns_of(heads, a_.kv_lora)));
     mla_rope_ = {tokens,
                  rope_batch(b),
                  static_cast<int>(heads),
@@ -161,14 +249,14 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
                  a_.rope_dim,
                  a_.v_dim,
                  a_.kv_lora,
-                 model_.rope_of(a_).theta,
+                 rope.theta,
                  model_.rope_interleaved,
-                 program::frequency_scale(model_.rope_of(a_), a_.rope_dim),
+                 program::frequency_scale(rope, a_.rope_dim),
                  {}};
     q_ = b.activation("q", tokens, heads * wide);
     const program::TensorId k = b.activation("k", tokens, wide);
-    b.emit(program::OpKind::mla_rope, {q, absorbed, kv_in, kv_down_full_, rope_positions(b)}, {q_, k}, mla_rope_);
-    k_ = gather_context(b, k, "k_all");
+    b.emit(program::OpKind::latent_rope, {q, absorbed, kv_in, kv_down_full_, rope_positions(b)}, {q_, k}, mla_rope_);
+    k_ = b.cached_keys > 0 ? cached_rows(b, k, "latent") : gather_context(b, k, "k_all");
 
     if (a_.indexes()) {
         keys = pick_keys(b, normed, q_in);
@@ -183,24 +271,33 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
     b.emit(program::OpKind::attention, {q_, k_, k_, picked_}, {o_, lse_}, attr_).flops = core_flops(attr_, false);
     b.module = program::Module::mla_up_proj;
     const program::TensorId o = b.activation("attn_out", tokens, heads * a_.v_dim);
-    b.gemm(o_, kv_up_.weight.value, o, by_heads(heads, tokens, a_.v_dim, a_.kv_lora));
+    program::GemmAttr up = by_heads(heads, tokens, a_.v_dim, a_.kv_lora, columns_of(heads, a_.kv_lora),
+                                    up_rows(a_, nope), columns_of(heads, a_.v_dim));
+    up.transpose_b = true;
+    b.gemm(o_, kv_up_.weight.value, o, up);
     return o;
 }
 
 program::TensorId AttentionLayer::sparse_core_backward(emit::Builder& b, program::TensorId doutput) {
     const std::int64_t tokens = b.gathered_tokens(), heads = attr_.heads, nope = a_.qk_dim - a_.rope_dim;
-    const auto wgrad = [&](std::int64_t width, program::TensorId dy, program::TensorId x) {
-        program::GemmAttr attr = by_heads(heads, width, a_.kv_lora, tokens);
+    const std::int64_t wide = a_.kv_lora + a_.rope_dim;
+    // Rows of every head from `first` on: width of them, by columns of dy and of x.
+    const auto wgrad = [&](std::int64_t width, std::int64_t first, program::TensorId dy, const Heads& of_dy,
+                           program::TensorId x, const Heads& of_x) {
+        program::GemmAttr attr = by_heads(heads, width, a_.kv_lora, tokens, of_dy, of_x, up_rows(a_, first));
         attr.transpose_a = true;
-        attr.accumulate = b.at(kv_up_.weight.gradient).storage == program::Storage::gradient;
+        attr.accumulate =
+            b.at(kv_up_.weight.gradient).storage == program::Storage::gradient; // FSDP's are new in every backward
         b.phase = program::Phase::wgrad;
         b.gemm(dy, x, kv_up_.weight.gradient, attr);
         b.phase = program::Phase::dgrad;
     };
     b.module = program::Module::mla_up_proj;
     const program::TensorId dlatent = b.activation("dattn_latent", tokens, heads * a_.kv_lora);
-    b.gemm(doutput, kv_up_.weight.value, dlatent, by_heads(heads, tokens, a_.kv_lora, a_.v_dim));
-    wgrad(a_.v_dim, doutput, o_);
+    b.gemm(doutput, kv_up_.weight.value, dlatent,
+           by_heads(heads, tokens, a_.kv_lora, a_.v_dim, columns_of(heads, a_.v_dim), up_rows(a_, nope),
+                    columns_of(heads, a_.kv_lora)));
+    wgrad(a_.v_dim, nope, doutput, columns_of(heads, a_.v_dim), o_, columns_of(heads, a_.kv_lora));
 
     b.module = program::Module::core_attn;
     const program::TensorId dq_wide = b.activation("dq_wide", tokens, b.at(q_).cols);
@@ -211,15 +308,18 @@ program::TensorId AttentionLayer::sparse_core_backward(emit::Builder& b, program
 
     b.module = program::Module::mla_up_proj;
     const program::TensorId dq_nope = b.activation("dq_nope", tokens, heads * nope);
-    b.gemm(dq_wide, kv_up_.weight.value, dq_nope, by_heads(heads, tokens, nope, a_.kv_lora));
-    wgrad(nope, qkv_raw_, dq_wide);
+    program::GemmAttr down =
+        by_heads(heads, tokens, nope, a_.kv_lora, columns_of(heads, wide), up_rows(a_, 0), columns_of(heads, nope));
+    down.transpose_b = true;
+    b.gemm(dq_wide, kv_up_.weight.value, dq_nope, down);
+    wgrad(nope, 0, qkv_raw_, columns_of(heads, a_.qk_dim), dq_wide, columns_of(heads, wide));
     const program::TensorId dq = b.activation("dq", tokens, heads * a_.qk_dim);
     const program::TensorId dkv_in = b.activation("dkv_in", tokens, a_.kv_lora);
     const program::TensorId dkv_down_full = b.activation("dkv_down_full", tokens, a_.kv_lora + a_.rope_dim);
-    b.emit(program::OpKind::mla_rope_grad, {dq_wide, dk, dq_nope, rope_positions(b)}, {dq, dkv_in, dkv_down_full},
+    b.emit(program::OpKind::latent_rope_grad, {dq_wide, dk, dq_nope, rope_positions(b)}, {dq, dkv_in, dkv_down_full},
            mla_rope_);
     const program::TensorId dq_in = emit::linear_backward(b, q_up_, dq);
-    if (a_.indexes()) pick_keys_backward(b);
+    if (a_.indexes() && b.plan().indexer.loss > 0.0) pick_keys_backward(b);
     return mla_latents_backward(b, dq_in, dkv_in, dkv_down_full);
 }
 

@@ -114,6 +114,9 @@ void check_attention(const JsonObject& json, const model::Attention& attention) 
     if (attention.kind == model::AttentionKind::gated_delta && attention.value_heads % attention.key_heads != 0)
         json.refuse_value("linear_num_value_heads",
                           fmt::format("must be a multiple of linear_num_key_heads = {}", attention.key_heads));
+    if (attention.sparse() && attention.indexer_dim < attention.rope_dim)
+        json.refuse_value("index_head_dim",
+                          fmt::format("must hold the qk_rope_head_dim = {} columns that turn", attention.rope_dim));
     if (attention.kind == model::AttentionKind::compressed && attention.heads % attention.out_groups != 0)
         refuse("{}: o_groups = {}: must divide num_attention_heads = {}", json.place(), attention.out_groups,
                attention.heads);
@@ -147,8 +150,6 @@ std::string attention_obstacle(const model::Attention& attention) {
     if (attention.rope) {
         if (std::string text = rope_obstacle(attention.rope->scaling); !text.empty()) return text;
     }
-    if (attention.sparse())
-        return fmt::format("index_topk = {}: no attention that picks its keys yet", attention.indexer_top_k);
     return {};
 }
 

@@ -85,7 +85,10 @@ std::vector<bool> layers_that_share(const JsonObject& json) {
 }
 
 // DeepSeek sparse attention: an indexer picks the keys that latent attention sees.
-void read_indexer(const JsonObject& json, model::Attention& attention, int heads) {
+// Its queries and keys turn by halves in DeepSeek's code and by neighbouring columns in GLM's (transformers 5.24,
+// modeling_deepseek_v32.py and modeling_glm_moe_dsa.py).
+void read_indexer(const JsonObject& json, model::Attention& attention, int heads, bool interleaved) {
+    attention.indexer_interleaved = json.boolean_or("indexer_rope_interleave", interleaved);
     attention.indexer_heads = integer_or(json, "index_n_heads", heads, 1, max_heads);
     attention.indexer_dim = integer_or(json, "index_head_dim", 128, 1, max_dim);
     attention.indexer_top_k = integer_or(json, "index_topk", 2048, 1, max_window);
@@ -115,7 +118,7 @@ void read_deepseek(const JsonObject& json, model::Model& model, bool third_gener
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64);
+    if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64, false);
     model::Moe moe;
     const bool sparse = has_experts(json);
     if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
@@ -155,7 +158,7 @@ void read_latent_glm(const JsonObject& json, model::Model& model, bool picks_key
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    if (picks_keys) read_indexer(json, attention, 32);
+    if (picks_keys) read_indexer(json, attention, 32, true);
     const model::Moe moe = read_deepseek_experts(json, defaults);
     add_deepseek_layers(json, model, attention, &moe, first_dense);
 }

@@ -51,9 +51,10 @@ double whole_loss(train::Trainer& trainer, const std::vector<std::int32_t>& text
 
 TEST_CASE("cached decoding gives the logits of a whole forward, for every kind of attention") {
     for (const char* model :
-         {"qwen3",     "qwen2",     "deepseek3", "deepseek2", "gptoss",   "mixtral", "deepseek3-mtp", "llama",
-          "olmoe",     "afmoe",     "laguna",    "mimo",      "mistral4", "llama4",  "qwen3next",     "qwen3.5",
-          "nemotronh", "nemotron3", "granite4",  "gemma4",    "step",     "phimoe",  "erniebias"}) {
+         {"qwen3",     "qwen2",   "deepseek3", "deepseek2", "gptoss",     "mixtral",  "deepseek3-mtp",
+          "llama",     "olmoe",   "afmoe",     "laguna",    "mimo",       "mistral4", "llama4",
+          "qwen3next", "qwen3.5", "nemotronh", "nemotron3", "deepseek32", "glm5",     "granite4",
+          "gemma4",    "step",    "phimoe",    "erniebias"}) {
         CAPTURE(model);
         std::vector<std::int32_t> text(length + 1);
         made_up_tokens(61)(0, text);

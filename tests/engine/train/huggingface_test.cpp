@@ -249,6 +249,25 @@ TEST_CASE("a type that holds no weights is refused before anything is read") {
     CHECK(mentions(message([&] { train::load_weights(trainer, folder / "hf"); }), "is stored as I32"));
 }
 
+TEST_CASE("indexers: the names of published files, and none in layers that share keys") {
+    const Folder folder;
+    train::Trainer first(small_plan("glm5", 1, {}), seeded(3)),
+        many(small_plan("glm5", 8, {{"tp", "2"}, {"ep", "4"}, {"cp", "2"}}), seeded(4));
+    train::export_weights(first, folder / "hf");
+    const std::vector<std::string> names = weights::StoredWeights(folder / "hf").names();
+    const auto has = [&](const std::string& name) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    for (const char* part : {"wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight"}) {
+        CAPTURE(part);
+        CHECK(has(std::string("model.layers.0.self_attn.indexer.") + part));
+        CHECK_FALSE(has(std::string("model.layers.1.self_attn.indexer.") + part));
+        CHECK(has(std::string("model.layers.2.self_attn.indexer.") + part));
+    }
+    CHECK(train::describe(train::load_weights(many, folder / "hf")) == "");
+    check_equal(first, many);
+}
+
 TEST_CASE("a vocabulary grows: new tokens begin as the mean of the others, under every plan") {
     for (const char* kind : {"qwen3", "gptoss", "deepseek3-mtp"}) {
         CAPTURE(kind);

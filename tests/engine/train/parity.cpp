@@ -97,7 +97,7 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
     if (!close(got.grad_norm, want.grad_norm))
         return fmt::format("gradient norm is {:.9f}, not {:.9f}", got.grad_norm, want.grad_norm);
     std::string text = tensor_disagreement("gradient", got.gradients, want.gradients, tolerance, 1e-3 * want.grad_norm);
-    if (text.empty()) text = tensor_disagreement("weight", got.weights, want.weights, of_weights, 0.0);
+    if (text.empty()) text = tensor_disagreement("weight", got.weights, want.weights, of_weights, 1e-5);
     return text;
 }
 

@@ -32,7 +32,8 @@ Trained train_three(const moe::plan::Plan& plan, const moe::train::TrainOptions&
 
 // Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a
-// thousandth of the whole one is held to that thousandth.
+// thousandth of the whole one is held to that thousandth, and a weight that began at zero and is still below 1e-5 to
+// that.
 std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
 
 // Checks that both have the same bits: losses, auxiliary losses, gradient norm, gradients and weights.

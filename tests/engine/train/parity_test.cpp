@@ -190,6 +190,27 @@ TEST_CASE("parity: norms of values and of branches, keys as values, capped logit
     check_plans("gemma4", {{{"ep", "4"}, {"tp", "2"}}}, {{"documents", "mask"}, {"aux_loss", "0.1"}});
 }
 
+TEST_CASE("parity: keys that an indexer picks, and its loss") {
+    check_plans("deepseek32", {
+                                  {{"ep", "8"}},
+                                  {{"tp", "4"}, {"ep", "4"}, {"mbs", "2"}},
+                                  {{"cp", "4"}, {"ep", "2"}, {"tp", "2"}},
+                                  {{"cp", "8"}, {"recompute", "core_attn+mla_up_proj"}},
+                                  {{"pp", "4"}, {"schedule", "zero-bubble"}, {"tp", "2"}, {"recompute", "full"}},
+                                  {{"pp", "2"}, {"ep", "4"}, {"delay_wgrad", "on"}, {"offload", "core_attn"}},
+                                  {{"tp", "2"}, {"cp", "2"}, {"fsdp", "on"}, {"ep", "2"}, {"tp_overlap", "on"}},
+                              });
+    check_plans("glm5", {
+                            {{"tp", "2"}, {"cp", "2"}, {"ep", "8"}},
+                            {{"pp", "2"}, {"ep", "2"}, {"recompute", "full"}},
+                            {{"cp", "2"}, {"fsdp", "on"}, {"recompute", "core_attn"}},
+                        });
+    check_plans("deepseek32", {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}, {{"pp", "2"}, {"tp", "4"}}},
+                {{"indexer_stage", "dense_loss"}, {"indexer_loss", "0.5"}});
+    for (const char* model : {"deepseek32", "glm5"})
+        check_plans(model, {{{"cp", "2"}, {"tp", "2"}, {"mbs", "2"}}}, {{"documents", "mask"}});
+}
+
 TEST_CASE("parity: routing weights behind FC2") {
     const Fields late{{"memory_efficient_permutation", "off"}};
     check_plans("qwen3", {{{"ep", "8"}}, {{"tp", "2"}, {"ep", "2"}, {"etp", "2"}}, {{"recompute", "moe"}, {"ep", "4"}}},

@@ -112,6 +112,7 @@ TEST_CASE("qk-clip: heads above the threshold are scaled by the rule, and all el
           {"mixtral", {{"num_key_value_heads", "2"}}, {{"tp", "4"}, {"cp", "2"}, {"optimizer", "muon"}}, 8},
           {"qwen2", {{"num_key_value_heads", "4"}}, {{"tp", "2"}, {"cp", "2"}, {"cp_comm", "alltoall"}}, 8},
           {"deepseek2", {}, {{"tp", "2"}, {"cp", "2"}}, 4},
+          {"deepseek32", {{"index_topk", "40"}}, {{"tp", "2"}, {"cp", "2"}}, 4}, // all keys are picked
           {"deepseek3", {}, {{"tp", "2"}, {"mbs", "2"}, {"recompute", "core_attn"}}, 4}}) {
         CAPTURE(c.model);
         Fields config = c.config;

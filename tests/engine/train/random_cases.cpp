@@ -47,9 +47,9 @@ private:
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
 // The fields of what is trained, which the one-rank plan has as well.
-constexpr std::array trained_fields{"optimizer",   "precision",    "balance",    "load_balancing",
-                                    "aux_loss",    "z_loss",       "lora",       "documents",
-                                    "bias_update", "input_jitter", "drop_scope", "drop_policy"};
+constexpr std::array trained_fields{"optimizer",  "precision",   "balance",      "load_balancing", "aux_loss",
+                                    "z_loss",     "lora",        "documents",    "bias_update",    "input_jitter",
+                                    "drop_scope", "drop_policy", "indexer_loss", "indexer_stage"};
 constexpr const char* all_tokens = "64"; // an expert_capacity of which nothing is dropped
 
 void draw_balance(Dice& dice, RandomCase& c) {
@@ -85,8 +85,8 @@ const char* experts_field(const std::string& model) {
         return "num_local_experts";
     if (model == "step") return "moe_num_experts";
     if (model == "ernie") return "moe_num_experts";
-    const bool deepseek =
-        model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo" || model == "nemotron3";
+    const bool deepseek = model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo" ||
+                          model == "nemotron3" || model == "glm5";
     return deepseek ? "n_routed_experts" : "num_experts";
 }
 
@@ -126,15 +126,24 @@ void draw_step(Dice& dice, RandomCase& c, int layers) {
     c.config.emplace_back("swiglu_limits_shared", drawn_list(dice, layers, {"0.0", "0.02"}));
 }
 
+// An indexer that picks fewer keys than there are or all of them, of every layer or of some.
+void draw_indexer(Dice& dice, RandomCase& c) {
+    c.config.emplace_back("index_topk", dice.of({"1", "3", "6", "40"}));
+    c.config.emplace_back("index_n_heads", dice.of({"5", "6"}));
+    if (c.model == "glm5") c.config.emplace_back("index_topk_freq", dice.of({"1", "2", "3"}));
+    if (dice.one_in(3)) c.plan.emplace_back("indexer_loss", dice.of({"none", "0.1"}));
+    if (dice.one_in(3)) c.plan.emplace_back("indexer_stage", dice.of({"dense_loss", "warm_up"}));
+}
+
 void draw_model(Dice& dice, RandomCase& c) {
-    c.model = dice.of({"qwen3",     "qwen2",    "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",  "gptoss",
-                       "llama",     "olmoe",    "granite",   "afmoe",         "laguna",    "nemotron", "mimo",
-                       "mistral4",  "ernie",    "llama4",    "hunyuan",       "qwen3next", "qwen3.5",  "nemotronh",
-                       "nemotron3", "granite4", "gemma4",    "step",          "phimoe"});
+    c.model = dice.of({"qwen3",     "qwen2",    "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral",    "gptoss",
+                       "llama",     "olmoe",    "granite",   "afmoe",         "laguna",    "nemotron",   "mimo",
+                       "mistral4",  "ernie",    "llama4",    "hunyuan",       "qwen3next", "qwen3.5",    "nemotronh",
+                       "nemotron3", "granite4", "gemma4",    "step",          "phimoe",    "deepseek32", "glm5"});
     const int layers = dice.of({1, 2, 3, 4});
     c.config.emplace_back("num_hidden_layers", number(layers));
     const int heads = dice.of({4, 8, 16});
-    const bool latent = c.model.rfind("deepseek", 0) == 0 || c.model == "mistral4";
+    const bool latent = c.model.rfind("deepseek", 0) == 0 || c.model == "mistral4" || c.model == "glm5";
     c.config.emplace_back("num_attention_heads", number(heads));
     c.config.emplace_back("num_key_value_heads", number(latent ? heads : heads / dice.of({1, 2, 4})));
     if (c.model == "mimo") c.config.emplace_back("swa_num_key_value_heads", number(heads / dice.of({1, 2, 4})));
@@ -162,6 +171,7 @@ void draw_model(Dice& dice, RandomCase& c) {
         if (dice.one_in(3)) c.config.emplace_back("attention_k_eq_v", "false");
     }
     if (c.model == "step") draw_step(dice, c, layers);
+    if (c.model == "deepseek32" || c.model == "glm5") draw_indexer(dice, c);
     if (c.model == "laguna") c.config.emplace_back("gating", dice.of({"true", "\"per-element\""}));
     if (c.model == "mimo") {
         c.config.emplace_back("hybrid_layer_pattern", drawn_list(dice, layers, {"0", "1"}));
@@ -244,7 +254,7 @@ void draw_schedule(Dice& dice, RandomCase& c, int pp, int layers) {
     if (schedule != "1f1b") c.plan.emplace_back("schedule", schedule);
     if (vpp > 1) c.plan.emplace_back("vpp", number(vpp));
     if (pp * vpp > layers || dice.one_in(3)) {
-        const int mtp = c.model == "deepseek3-mtp" ? 2 : 0;
+        const int mtp = c.model == "deepseek3-mtp" ? 2 : c.model == "glm5" ? 1 : 0;
         c.plan.emplace_back("layout", draw_layout(dice, layers, mtp, pp * vpp));
     }
 }

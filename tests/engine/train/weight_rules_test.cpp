@@ -99,6 +99,9 @@ TEST_CASE("the last group that fits a weight holds, and freezing goes before all
     CHECK(r.of("model.layers.0.mlp.experts.1.up_proj.weight").decay == 0.3f);
     CHECK(r.of("model.norm.weight").frozen);
     CHECK(r.of("lm_head.weight").alike({}));
+    const train::WeightRules others = rules({"!indexer"}, {});
+    CHECK(others.of("model.norm.weight").frozen);
+    CHECK_FALSE(others.of("model.layers.0.self_attn.indexer.wk.weight").frozen);
     CHECK(r.group_texts() == std::vector<std::string>{"layers.*=0.5", "*experts*=2,decay=0.3"});
 }
 

@@ -70,7 +70,7 @@ TEST_CASE("sparse attention: layers pick keys or share those of the last that di
     const std::string all = pickers(glm);
     CHECK(std::count(all.begin(), all.end(), 'F') == 21); // arXiv 2603.12201: one of four behind the first three
     CHECK(glm.kinds[static_cast<std::size_t>(glm.mtp.front())].attention.indexes());
-    CHECK(glm.not_executable == "index_topk = 2048: no attention that picks its keys yet");
+    CHECK(glm.not_executable.empty());
 }
 
 TEST_CASE("sparse attention: a choice that cannot be is refused by field") {
@@ -85,6 +85,9 @@ TEST_CASE("sparse attention: a choice that cannot be is refused by field") {
           "must be made of shared and full");
     holds(refused(config(R"(, "mlp_layer_types": ["dense"])")), "mlp_layer_types");
     holds(refused(config(R"(, "index_n_heads": 0)")), "index_n_heads");
+    std::string narrow = config();
+    narrow.replace(narrow.find(R"("index_head_dim": 64)"), 20, R"("index_head_dim": 16)");
+    holds(refused(narrow), "must hold the qk_rope_head_dim = 32 columns");
 }
 
 TEST_CASE("sparse attention: parameters and FLOPs are the published ones") {
@@ -188,4 +191,35 @@ TEST_CASE("sparse attention: a stage begins with a layer that picks its own keys
     for (const int count : {4, 8, 16})
         for (const plan::Stage& stage : plan::balanced_stages(glm, 4096, count))
             if (stage.layers > 0) CHECK(plan::may_begin_stage(glm, stage.first_layer));
+}
+
+TEST_CASE("sparse attention: stages of the indexer in ops; choices that it excludes are refused by field") {
+    plan::Plan plan = plan_of(config());
+    const auto picked = [&] {
+        const program::Program program = lower::lower(plan, 0);
+        std::int64_t keys = 0;
+        for (const program::Op& op : program.templates[0].ops)
+            if (op.kind == program::OpKind::attention) keys = std::get<program::AttentionAttr>(op.attr).picked;
+        return std::pair{keys, count(program, 1)[program::OpKind::pick_keys_grad]};
+    };
+    CHECK(picked() == std::pair{std::int64_t{128}, 6});
+    plan.indexer.stage = plan::IndexerStage::dense_loss;
+    CHECK(picked() == std::pair{std::int64_t{128}, 6});
+    plan.indexer.stage = plan::IndexerStage::warm_up;
+    CHECK(picked() == std::pair{std::int64_t{512}, 6});
+    plan.indexer = {0.0, plan::IndexerStage::sparse};
+    CHECK(picked() == std::pair{std::int64_t{128}, 0});
+    CHECK(plan::check_plan(plan).message == "");
+
+    plan.indexer.stage = plan::IndexerStage::warm_up;
+    CHECK(plan::check_plan(plan).message.find("indexer_stage = warm_up: there is no loss") != std::string::npos);
+    plan.indexer.stage = plan::IndexerStage::sparse;
+    plan.cp = 2, plan.dp = 2, plan.cp_comm = plan::ContextComm::alltoall;
+    CHECK(plan::check_plan(plan).message.find("cp_comm = alltoall: keys that an indexer picks") != std::string::npos);
+    plan::Plan dense = plan_of(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 384, "vocab_size": 512})");
+    dense.indexer.loss = 0.5;
+    CHECK(plan::check_plan(dense).message.find("indexer_loss = 0.5: ") != std::string::npos);
+    dense.indexer = {1.0, plan::IndexerStage::dense_loss};
+    CHECK(plan::check_plan(dense).message.find("indexer_stage = dense_loss: ") != std::string::npos);
 }

@@ -65,6 +65,8 @@ const std::map<std::string, Values>& field_values() {
         {"aux_loss", {"none", "0.01", "0.001"}},
         {"z_loss", {"none", "0.001"}},
         {"input_jitter", {"none", "0.01"}},
+        {"indexer_loss", {"1", "none", "0.1"}},
+        {"indexer_stage", {"sparse", "dense_loss", "warm_up"}},
         {"bias_update", {"none", "0.001"}},
         {"expert_capacity", {"none", "1", "1.2"}},
         {"drop_policy", {"probs", "position"}},

@@ -207,6 +207,17 @@ class PlanRouter(Document):
 
 
 @dataclass(kw_only=True, repr=False)
+class PlanIndexer(Document):
+    """How indexers of sparse attention are trained; left out where all is at its default"""
+
+    loss: float | None = None
+    """Coefficient of the indexers' loss; 0: they are not trained"""
+
+    stage: Literal["sparse", "dense_loss", "warm_up"] | None = None
+    """Keys of attention and of that loss: those picked, of the loss all, or of both all and nothing else is trained"""
+
+
+@dataclass(kw_only=True, repr=False)
 class HardwarePeakFlops(Document):
     """Dense rate by precision; a missing one cannot be run"""
 
@@ -397,6 +408,9 @@ class Plan(Document):
 
     router: PlanRouter | None = None
     """How the router is trained; left out where all is at its default"""
+
+    indexer: PlanIndexer | None = None
+    """How indexers of sparse attention are trained; left out where all is at its default"""
 
     mbs: int
     """Micro-batch [sequences]"""

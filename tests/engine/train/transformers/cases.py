@@ -14,6 +14,9 @@ YARN = dict(rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor
                              "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7,
                              "original_max_position_embeddings": 32})
 
+# With few heads of an indexer many scores would be 0, of which torch's topk takes any.
+SPARSE = dict(index_n_heads=20, index_head_dim=12, index_topk=7, q_lora_rank=32)
+
 EXPERTS_OF_GPT_OSS = dict(num_key_value_heads=4, head_dim=16, num_local_experts=8, num_experts_per_tok=3,
                           sliding_window=12, swiglu_limit=0.4)
 
@@ -111,6 +114,14 @@ CASES = {
                                                      topk_group=2, num_nextn_predict_layers=0), STAGES),
     "deepseek3-mtp": ("DeepseekV3ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=32, n_group=4, topk_group=2,
                                                     routed_scaling_factor=2.5, num_nextn_predict_layers=1), SPLIT),
+    "deepseek3.2": ("DeepseekV32ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, **SPARSE, n_group=4, topk_group=2,
+                                                   rms_norm_eps=1e-3), SPLIT),
+    "deepseek3.2-yarn": ("DeepseekV32ForCausalLM", dict(COMMON, **YARN, **DEEPSEEK, **SPARSE, n_group=4, topk_group=2),
+                         ["gpus=8", "tp=2", "cp=4", "ep=2"]),
+    "glm5": ("GlmMoeDsaForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, **SPARSE, n_group=1, topk_group=1),
+             ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]),
+    "glm5.2": ("GlmMoeDsaForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, **SPARSE, n_group=1, topk_group=1,
+                                            indexer_types=["full", "shared", "full"]), ["gpus=4", "cp=2", "ep=2"]),
     "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=32, n_group=1, topk_group=1,
                                                      routed_scaling_factor=1.8, num_nextn_predict_layers=0,
                                                      mlp_layer_types=["dense", "sparse", "sparse"]), SPLIT),

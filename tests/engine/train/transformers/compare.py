@@ -27,6 +27,7 @@ except ImportError as error:
     sys.exit(77)  # Meson's exit status for a skipped test
 
 from cases import CASES, VOCAB
+from indexers import IndexerLosses
 
 transformers.utils.logging.disable_progress_bar()
 # hf_step lies deeper in the build folder than the search for profiles goes.
@@ -252,12 +253,13 @@ def reference(model, ids):
     """Mean cross-entropy over all positions and the gradients under the names of an unfused checkpoint."""
     rows = torch.stack([ids[k * SEQ:k * SEQ + SEQ + 1] for k in range(BATCH)])
     ahead = 0.0
+    indexers = IndexerLosses(model)
     if getattr(model.config, "num_nextn_predict_layers", 0) > 0:
         logits, ahead = mtp_loss(model, rows)
     else:
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
-    (loss + 0.1 * ahead).backward()
+    (loss + 0.1 * ahead + indexers.sum()).backward()
     gradients = {}
     for name, parameter in model.named_parameters():
         if "vision" in name or "projector" in name:

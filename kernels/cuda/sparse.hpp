@@ -1,0 +1,19 @@
+// The parts of sparse attention's kernels, and what a block holds of an indexer's query.
+#pragma once
+
+#include "kernels/cuda/check.hpp"
+#include "kernels/kernels.hpp"
+
+namespace moe::cuda {
+
+void add_sparse_attention(Kernels& table);
+void add_sparse_loss(Kernels& table);
+
+// Bytes of an indexer's query of all heads with their weights, which blocks hold in shared memory.
+inline std::size_t index_bytes(const IndexShape& s) {
+    constexpr int most = 16384; // 64 heads of 256 columns
+    require(s.heads * (s.dim + 1) <= most, "the number of columns of an indexer's query", s.heads * s.dim, most);
+    return static_cast<std::size_t>(s.heads * (s.dim + 1)) * sizeof(float);
+}
+
+} // namespace moe::cuda

@@ -1,0 +1,185 @@
+// The gradient of an indexer's loss: the softmaxes' sums of every query, then queries and weights by rows, then keys by
+// a block of each, whose warps take turns with the queries that have picked it.
+#include "kernels/cuda/families.hpp"
+#include "kernels/cuda/sparse.cuh"
+#include "kernels/cuda/sparse.hpp"
+
+namespace moe::cuda {
+namespace {
+
+constexpr int threads = 256, warps = threads / warp_size, tile = 32, widest = 256;
+
+struct Operands {
+    IndexLossShape s;
+    Src q, k, index_q, index_k, w;
+    const std::int32_t* keys; // null: all that a query sees
+    Dst dindex_q, dindex_k, dw;
+    float* lse; // [heads, rows] of attention, and [rows] of the indexer
+};
+
+// The gradient of the score of a key, where a whole warp asks: what the heads of attention give it is taken from what
+// the indexer does.
+__device__ float score_gradient(const Operands& in, std::int64_t row, std::int64_t key_row, float score) {
+    const LatentShape& core = in.s.core;
+    const std::int64_t rows = KeyPlaces{core.keys}.rows();
+    float p = 0.0f;
+    for (int h = 0; h < core.heads; ++h) {
+        const float logit = static_cast<float>(core.scale) * warp_dot(in.q, (row * core.heads + h) * core.qk_dim, in.k,
+                                                                      key_row * core.qk_dim, core.qk_dim);
+        p += expf(logit - in.lse[h * rows + row]);
+    }
+    const float share = 1.0f / static_cast<float>(in.s.all_heads);
+    const float chosen = expf(score - in.lse[core.heads * rows + row]) * static_cast<float>(core.heads);
+    return static_cast<float>(in.s.factor * in.s.index.scale) * share * (chosen - p);
+}
+
+__device__ void take_query(const Operands& in, std::int64_t row, float* query, float* weights) {
+    const IndexShape& s = in.s.index;
+    const int width = s.heads * s.dim;
+    for (int i = static_cast<int>(threadIdx.x); i < width; i += threads) query[i] = load(in.index_q, row * width + i);
+    for (int h = static_cast<int>(threadIdx.x); h < s.heads; h += threads) weights[h] = load(in.w, row * s.heads + h);
+    __syncthreads();
+}
+
+__global__ void __launch_bounds__(threads) sums_kernel(Operands in) {
+    extern __shared__ float query[]; // and the weights behind
+    __shared__ float most[threads], sums[threads];
+    const IndexShape& s = in.s.index;
+    const LatentShape& core = in.s.core;
+    const KeyPlaces z{s.keys};
+    const std::int64_t row = blockIdx.x, rows = z.rows();
+    const int thread = static_cast<int>(threadIdx.x);
+    float* const weights = query + s.heads * s.dim;
+    take_query(in, row, query, weights);
+    const KeyList list(z, in.keys, row);
+    for (int h = thread / warp_size; h < core.heads; h += warps) {
+        LogSum sum;
+        for (std::int64_t j = 0; j < list.count; ++j)
+            sum.add(static_cast<float>(core.scale) * warp_dot(in.q, (row * core.heads + h) * core.qk_dim, in.k,
+                                                              z.row_of(list.at(j), list.sequence) * core.qk_dim,
+                                                              core.qk_dim));
+        if (thread % warp_size == 0) in.lse[h * rows + row] = sum.log();
+    }
+    LogSum sum;
+    for (std::int64_t j = thread; j < list.count; j += threads)
+        sum.add(static_cast<float>(s.scale) *
+                index_score(s, query, weights, in.index_k, z.row_of(list.at(j), list.sequence) * s.dim));
+    most[thread] = sum.most, sums[thread] = sum.sum;
+    __syncthreads();
+    if (thread != 0) return;
+    LogSum all;
+    for (int t = 0; t < threads; ++t) all.add({most[t], sums[t]});
+    in.lse[core.heads * rows + row] = all.log();
+}
+
+// Floats of shared memory: query, weights, their gradients, products and gradients of a tile's scores.
+std::size_t row_bytes(const IndexShape& s) {
+    return 2 * index_bytes(s) + static_cast<std::size_t>(tile * (s.heads + 1)) * sizeof(float);
+}
+
+__global__ void __launch_bounds__(threads) row_grad_kernel(Operands in) {
+    extern __shared__ float query[];
+    const IndexShape& s = in.s.index;
+    const KeyPlaces z{s.keys};
+    const std::int64_t row = blockIdx.x;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size, width = s.heads * s.dim;
+    float *const weights = query + width, *const dquery = weights + s.heads, *const dweights = dquery + width,
+                 *const products = dweights + s.heads, *const dscores = products + tile * s.heads;
+    for (int i = thread; i < width + s.heads; i += threads) dquery[i] = 0.0f; // and the weights' behind
+    take_query(in, row, query, weights);
+    const KeyList list(z, in.keys, row);
+    for (std::int64_t base = 0; base < list.count; base += tile) {
+        const int count = static_cast<int>(list.count - base < tile ? list.count - base : tile);
+        for (int j = thread / warp_size; j < count; j += warps) {
+            const std::int64_t key_row = z.row_of(list.at(base + j), list.sequence);
+            float score = 0.0f;
+            for (int h = 0; h < s.heads; ++h) {
+                float product = 0.0f;
+                for (int c = lane; c < s.dim; c += warp_size)
+                    product += query[h * s.dim + c] * load(in.index_k, key_row * s.dim + c);
+                product = fmaxf(warp_sum(product), 0.0f);
+                score += weights[h] * product;
+                if (lane == 0) products[h * tile + j] = product;
+            }
+            const float d = score_gradient(in, row, key_row, static_cast<float>(s.scale) * score);
+            if (lane == 0) dscores[j] = d;
+        }
+        __syncthreads();
+        for (int i = thread; i < width; i += threads) {
+            const int h = i / s.dim, c = i % s.dim;
+            float sum = 0.0f;
+            for (int j = 0; j < count; ++j)
+                if (products[h * tile + j] > 0.0f)
+                    sum += dscores[j] * load(in.index_k, z.row_of(list.at(base + j), list.sequence) * s.dim + c);
+            dquery[i] += sum * weights[h];
+        }
+        for (int h = thread; h < s.heads; h += threads)
+            for (int j = 0; j < count; ++j) dweights[h] += dscores[j] * products[h * tile + j];
+        __syncthreads();
+    }
+    for (int i = thread; i < width; i += threads) store(in.dindex_q, row * width + i, dquery[i]);
+    for (int h = thread; h < s.heads; h += threads) store(in.dw, row * s.heads + h, dweights[h]);
+}
+
+__global__ void __launch_bounds__(threads) key_grad_kernel(Operands in) {
+    constexpr int columns = widest / warp_size;
+    __shared__ float all[warps][widest];
+    const IndexShape& s = in.s.index;
+    const KeyPlaces z{s.keys};
+    const std::int64_t position = blockIdx.x / s.keys.batch, sequence = blockIdx.x % s.keys.batch,
+                       key_row = z.row_of(position, sequence);
+    const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
+    float sum[columns] = {};
+    for (std::int64_t i = warp; i < s.keys.seq_q; i += warps) {
+        const std::int64_t row = i * s.keys.batch + sequence;
+        if (z.position(i) < position || !KeyList(z, in.keys, row).holds(position)) continue;
+        const auto product = [&](int h) {
+            return warp_dot(in.index_q, (row * s.heads + h) * s.dim, in.index_k, key_row * s.dim, s.dim);
+        };
+        float score = 0.0f;
+        for (int h = 0; h < s.heads; ++h) score += load(in.w, row * s.heads + h) * fmaxf(product(h), 0.0f);
+        const float d = score_gradient(in, row, key_row, static_cast<float>(s.scale) * score);
+        for (int h = 0; h < s.heads; ++h) {
+            if (!(product(h) > 0.0f)) continue;
+            const float by = d * load(in.w, row * s.heads + h);
+#pragma unroll
+            for (int c = 0; c < columns; ++c) {
+                const int at = lane + c * warp_size;
+                if (at < s.dim) sum[c] += by * load(in.index_q, (row * s.heads + h) * s.dim + at);
+            }
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < columns; ++c) all[warp][lane + c * warp_size] = sum[c];
+    __syncthreads();
+    for (int at = static_cast<int>(threadIdx.x); at < s.dim; at += threads) {
+        float total = 0.0f;
+        for (int w = 0; w < warps; ++w) total += all[w][at];
+        store(in.dindex_k, key_row * s.dim + at, total);
+    }
+}
+
+void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src index_k, Src w, const std::int32_t* keys,
+                    Dst dindex_q, Dst dindex_k, Dst dw, float* work, void* stream) {
+    const PickedKeys& z = s.index.keys;
+    if (z.rows() <= 0) return;
+    require(s.index.dim <= widest, "the width of an indexer's head", s.index.dim, widest);
+    const Operands in{s, q, k, index_q, index_k, w, s.all_keys ? nullptr : keys, dindex_q, dindex_k, dw, work};
+    const unsigned rows = blocks_for(z.rows(), 1);
+    const std::size_t sums = index_bytes(s.index), gradients = row_bytes(s.index);
+    CUDA_CHECK(cudaFuncSetAttribute(sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sums)));
+    CUDA_CHECK(cudaFuncSetAttribute(row_grad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(gradients)));
+    sums_kernel<<<rows, threads, sums, stream_of(stream)>>>(in);
+    CUDA_CHECK(cudaGetLastError());
+    row_grad_kernel<<<rows, threads, gradients, stream_of(stream)>>>(in);
+    CUDA_CHECK(cudaGetLastError());
+    key_grad_kernel<<<blocks_for(z.batch * z.seq_k, 1), threads, 0, stream_of(stream)>>>(in);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+} // namespace
+
+void add_sparse_loss(Kernels& table) { table.pick_keys_grad = pick_keys_grad; }
+
+} // namespace moe::cuda
