@@ -40,7 +40,8 @@ bool matches(std::string_view pattern, std::string_view name);
 // Throws Error (bad_input) for a pattern that matches none of the names, and where everything is frozen.
 void check_rules(const WeightRules& rules, const std::vector<std::string>& names);
 
-// Throws Error (bad_input) where the plan's optimizer keeps moments of several weights together, which rules take apart.
+// Throws Error (bad_input) where the plan's optimizer keeps moments of several weights together, which rules take
+// apart.
 void check_moments(const WeightRules& rules, const plan::Plan& plan);
 
 // The parts of a rank's shard of bucket `bucket`, which has so many elements; none where all weights are treated as
