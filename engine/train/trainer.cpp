@@ -1,7 +1,6 @@
 // Set-up of the ranks of one process, the step they take together, and global views of their weights.
 #include "engine/backends/backends.hpp"
 #include "engine/train/trainer_processes.hpp"
-#include "planner/plan/overflow_retry.hpp"
 
 #include "engine/run/executable.hpp"
 #include "planner/base/error.hpp"
@@ -9,6 +8,7 @@
 #include "planner/memory/memory.hpp"
 #include "planner/memory/retry_memory.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/overflow_retry.hpp"
 
 #include <pthread.h>
 
@@ -18,7 +18,6 @@
 #include <thread>
 
 namespace moe::train {
-
 namespace {
 
 plan::Plan sound(const plan::Plan& plan) {

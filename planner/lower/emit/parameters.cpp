@@ -12,7 +12,6 @@
 #include <tuple>
 
 namespace moe::emit {
-
 int ParameterSet::bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon,
                              bool frozen) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)

@@ -52,6 +52,10 @@ constexpr std::array trained_fields{"optimizer",  "precision",   "balance",     
                                     "drop_scope", "drop_policy", "indexer_loss", "indexer_stage"};
 constexpr const char* all_tokens = "64"; // an expert_capacity of which nothing is dropped
 
+bool states(const RandomCase& c, const std::string& field) {
+    return std::any_of(c.plan.begin(), c.plan.end(), [&field](const auto& stated) { return stated.first == field; });
+}
+
 void draw_balance(Dice& dice, RandomCase& c) {
     if (dice.one_in(3)) {
         c.plan.emplace_back("aux_loss", "0.1");
@@ -83,8 +87,7 @@ const char* experts_field(const std::string& model) {
     if (model == "mixtral" || model == "gptoss" || model == "granite" || model == "granite4" || model == "llama4" ||
         model == "phimoe")
         return "num_local_experts";
-    if (model == "step") return "moe_num_experts";
-    if (model == "ernie") return "moe_num_experts";
+    if (model == "step" || model == "ernie") return "moe_num_experts";
     const bool deepseek = model.rfind("deepseek", 0) == 0 || model == "mistral4" || model == "mimo" ||
                           model == "nemotron3" || model == "glm5";
     return deepseek ? "n_routed_experts" : "num_experts";
@@ -235,10 +238,8 @@ void draw_passes(Dice& dice, RandomCase& c) {
     maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
-    const auto drops = [&c] {
-        return std::any_of(c.plan.begin(), c.plan.end(), [](const auto& f) { return f.first == "drop_scope"; });
-    };
-    if (dice.one_in(8) && !drops()) { // of every token of a rank, so that none is dropped and the rest are zero rows
+    if (dice.one_in(8) &&
+        !states(c, "drop_scope")) { // of every token of a rank, so that none is dropped and the rest are zero rows
         c.plan.emplace_back("expert_capacity", all_tokens);
         c.plan.emplace_back("pad_to_capacity", "on");
     }
