@@ -52,8 +52,7 @@ changed_sources() {
 }
 
 # check_tidy FOLDER: as many files at a time as there are processors. Files that the folder does not compile, such as
-# those of CUDA, are left out. Headers that the folder's build precompiles are taken out of the commands: a file that does
-# not include what it uses is a finding.
+# those of CUDA, are left out.
 check_tidy() {
     say "clang-tidy over changed files"
     tool=$(llvm_tool clang-tidy)
@@ -70,7 +69,6 @@ check_tidy() {
     reports=$1/tidy
     rm -rf "$reports"
     mkdir -p "$reports"
-    sed 's/ -include [a-z]*\.hpp / /' "$1/compile_commands.json" >"$reports/compile_commands.json"
     changed_sources | while read -r file; do
         if grep -q "/$file\"" "$1/compile_commands.json"; then echo "$file"; fi
     done >"$reports/files"
@@ -88,7 +86,7 @@ check_tidy() {
         else
             echo "$6" >"$report.bad"
         fi' \
-        tidy "$(($(date +%s) + ${TIDY_SECONDS:-300}))" "$tool" "$reports" "$reports"
+        tidy "$(($(date +%s) + ${TIDY_SECONDS:-300}))" "$tool" "$1" "$reports"
     for report in "$reports"/*.bad; do
         [ -f "$report" ] || continue
         printf '%s:\n' "$(cat "$report")"

@@ -85,6 +85,20 @@ public:
             T shape = argument;
             shape.document_start = static_cast<const std::int32_t*>(translate(shape.document_start));
             return shape;
+        } else if constexpr (std::is_same_v<T, PickedKeys>) {
+            T keys = argument;
+            keys.document_start = static_cast<const std::int32_t*>(translate(keys.document_start));
+            keys.positions = static_cast<const std::int32_t*>(translate(keys.positions));
+            return keys;
+        } else if constexpr (std::is_same_v<T, IndexShape> || std::is_same_v<T, LatentShape>) {
+            T shape = argument;
+            shape.keys = device(shape.keys);
+            return shape;
+        } else if constexpr (std::is_same_v<T, IndexLossShape>) {
+            T shape = argument;
+            shape.index = device(shape.index);
+            shape.core = device(shape.core);
+            return shape;
         } else if constexpr (std::is_same_v<T, GivenChoice>) {
             return T{static_cast<const std::int32_t*>(translate(argument.positions)),
                      static_cast<const std::int32_t*>(translate(argument.recorded))};
@@ -232,16 +246,18 @@ const Kernels& staged_kernels() {
               &K::short_conv_grad, &K::delta_rule, &K::delta_rule_grad, &K::ssd, &K::ssd_grad, &K::ssd_cached,
               &K::gated_norm, &K::gated_norm_grad, &K::delta_cached, &K::clip_grad, &K::add, &K::bias_add,
               &K::copy_columns, &K::bias_grad, &K::gemm, &K::rope, &K::rope_grad, &K::mla_rope, &K::mla_rope_grad,
-              &K::attention, &K::attention_cached, &K::attention_grad, &K::activation, &K::activation_grad,
-              &K::sigmoid_scale, &K::sigmoid_scale_grad, &K::scale_rows, &K::scale_rows_grad, &K::jitter, &K::sinkhorn,
-              &K::router, &K::router_grad, &K::router_load, &K::router_loss, &K::router_loss_grad, &K::add_counts,
-              &K::drop_copies, &K::local_experts, &K::expert_bias, &K::permute_map, &K::permute, &K::unpermute,
-              &K::expert_counts, &K::fit_rows, &K::sort_rows, &K::unsort_rows, &K::rows_to_slots, &K::slots_to_rows,
-              &K::split_columns, &K::join_columns, &K::grouped_gemm, &K::scaled_gemm, &K::scaled_wgrad,
-              &K::quantize_rows, &K::quantize_columns, &K::requantize_columns, &K::dequantize_rows,
-              &K::quantize_weights, &K::grouped_bias_add, &K::grouped_bias_grad, &K::ce_max, &K::ce_sum, &K::ce_loss,
-              &K::ce_grad, &K::cross_entropy, &K::zero, &K::draw_normal, &K::sum_squares, &K::adamw, &K::adamw_mxfp8,
-              &K::momentum, &K::unit, &K::orthogonal_step, &K::cast>(t);
+              &K::latent_rope, &K::latent_rope_grad, &K::pick_keys, &K::pick_keys_grad, &K::attention_picked,
+              &K::attention_picked_grad, &K::cache_rows, &K::attention, &K::attention_cached, &K::attention_grad,
+              &K::activation, &K::activation_grad, &K::sigmoid_scale, &K::sigmoid_scale_grad, &K::scale_rows,
+              &K::scale_rows_grad, &K::jitter, &K::sinkhorn, &K::router, &K::router_grad, &K::router_load,
+              &K::router_loss, &K::router_loss_grad, &K::add_counts, &K::drop_copies, &K::local_experts,
+              &K::expert_bias, &K::permute_map, &K::permute, &K::unpermute, &K::expert_counts, &K::fit_rows,
+              &K::sort_rows, &K::unsort_rows, &K::rows_to_slots, &K::slots_to_rows, &K::split_columns, &K::join_columns,
+              &K::grouped_gemm, &K::scaled_gemm, &K::scaled_wgrad, &K::quantize_rows, &K::quantize_columns,
+              &K::requantize_columns, &K::dequantize_rows, &K::quantize_weights, &K::grouped_bias_add,
+              &K::grouped_bias_grad, &K::ce_max, &K::ce_sum, &K::ce_loss, &K::ce_grad, &K::cross_entropy, &K::zero,
+              &K::draw_normal, &K::sum_squares, &K::adamw, &K::adamw_mxfp8, &K::momentum, &K::unit, &K::orthogonal_step,
+              &K::cast>(t);
         t.reduce_sum = reduce<&K::reduce_sum>;
         t.reduce_max = reduce<&K::reduce_max>;
         return t;

@@ -149,14 +149,16 @@ TEST_CASE("versions compare number by number") {
     CHECK(fault_of([] { moe::stack::compare_versions("0.x", "1"); }).find("0.x") != std::string::npos);
 }
 
-TEST_CASE("every stack of Megatron names a release and has rules; the others have none") {
+TEST_CASE("every stack of Megatron names a release and has rules; others have those of their table of settings") {
     int megatron = 0;
     for (const std::string& name : moe::stack::stack_names()) {
         CAPTURE(name);
         const moe::stack::Stack stack = moe::stack::load_stack(name, moe::machine::load_hardware("h100"));
         const std::vector<moe::stack::Rule> rules = moe::stack::load_rules(stack.engine);
         if (stack.engine.name != "megatron-core") {
-            CHECK(rules.empty());
+            const std::string table = moe::profiles_folder() + "/engines/" + stack.engine.name + ".json";
+            CHECK(rules.empty() != std::filesystem::is_regular_file(table));
+            for (const moe::stack::Rule& rule : rules) CHECK(rule.asserted_by == "translation");
             continue;
         }
         ++megatron;
