@@ -23,11 +23,12 @@ struct Asked {
     search::SearchRequest request;
     stack::Stack stack;
 
-    Asked(const char* model, const char* machine, int gpus, std::int64_t gbs, machine::Precision precision) {
+    Asked(const char* model, const char* machine, int gpus, std::int64_t gbs, machine::Precision precision,
+          const char* software = "") {
         plan::Plan& base = request.base;
         base.model = std::make_shared<const model::Model>(families::load_model(model));
         base.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(machine));
-        stack = stack::load_stack("", *base.hardware);
+        stack = stack::load_stack(software, *base.hardware);
         base.stack = stack.name;
         base.gpus = gpus, base.gbs = gbs, base.seq = 4096;
         request.precisions = {precision};
@@ -56,10 +57,22 @@ TEST_CASE("found plans break no rule of their engine, and rejections are counted
 }
 
 TEST_CASE("the rules that are left of a root exclude the plans that all rules do") {
-    for (const auto& [fixed, value] :
-         {std::pair{"aux_loss", "0.001"}, {"expert_capacity", "1.25"}, {"cuda_graph", "moe_router"}}) {
+    using Fixed = std::vector<std::pair<std::string, std::string>>;
+    const auto megatron = [](const Fixed& fixed) {
         Asked asked{"DeepSeek-V3", "gb200-nvl72", 64, 1024, machine::Precision::mxfp8};
-        asked.request.fixed = {{fixed, value}};
+        asked.request.fixed = fixed;
+        return asked;
+    };
+    const auto other = [](const char* model, const char* software, const Fixed& fixed) {
+        Asked asked{model, "h100", 64, 1024, machine::Precision::bf16, software};
+        asked.request.fixed = fixed;
+        return asked;
+    };
+    for (const Asked& asked : {megatron({{"aux_loss", "0.001"}}), megatron({{"expert_capacity", "1.25"}}),
+                               megatron({{"cuda_graph", "moe_router"}}), other("Qwen3-30B-A3B", "automodel", {}),
+                               other("MiniMax-M2", "automodel", {{"fsdp", "on"}}),
+                               other("Qwen3-30B-A3B", "torchtitan", {}), other("Llama3-8B", "torchtitan", {})}) {
+        CAPTURE(asked.stack.name);
         const search::SearchSpace space(asked.request, asked.stack);
         std::mt19937 draw(17);
         const auto one_of = [&draw](const auto& list) -> const auto& { return list[draw() % list.size()]; };
