@@ -26,7 +26,7 @@ constexpr double largest_log_error = 20.0; // of an error, as a logarithm
 constexpr int few_fields = 2;              // differences up to which plans are close
 constexpr std::size_t fewest_pairs = 15;   // that a quantile may rest on
 
-auto workload_of(const Prediction& p) {
+auto workload_fields(const Prediction& p) {
     return std::tuple(p.model, p.system, p.plan.precision, p.plan.gpus, p.plan.gbs, p.plan.seq);
 }
 
@@ -62,9 +62,9 @@ int differing_choices(const plan::Plan& a, const plan::Plan& b) {
 }
 
 std::vector<RatioError> ratio_errors(const std::vector<Prediction>& predictions) {
-    std::map<decltype(workload_of(predictions.front())), std::vector<const Prediction*>> groups;
+    std::map<decltype(workload_fields(predictions.front())), std::vector<const Prediction*>> groups;
     for (const Prediction& p : predictions)
-        if (p.skipped.empty()) groups[workload_of(p)].push_back(&p);
+        if (p.skipped.empty()) groups[workload_fields(p)].push_back(&p);
     std::vector<RatioError> result;
     for (const auto& [workload, rows] : groups)
         for (std::size_t i = 0; i < rows.size(); ++i)

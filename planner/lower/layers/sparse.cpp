@@ -20,7 +20,7 @@ double pairs_of(const program::AttentionAttr& a) { // pairs of queries and keys 
 }
 
 // Kernels work through all keys of the choice, those that a query early in the sequence does not have among them.
-double core_flops(const program::AttentionAttr& a, bool backward) {
+double picked_flops(const program::AttentionAttr& a, bool backward) {
     return 2.0 * pairs_of(a) * a.heads * (backward ? 3.0 * a.qk_dim + 2.0 * a.v_dim : 1.0 * a.qk_dim + a.v_dim);
 }
 
@@ -268,7 +268,7 @@ program::TensorId AttentionLayer::sparse_core(emit::Builder& b, program::TensorI
     b.module = program::Module::core_attn;
     o_ = b.activation("attn_latent", tokens, heads * a_.kv_lora);
     lse_ = b.tensor("attn_lse", program::Dtype::f32, tokens, heads);
-    b.emit(program::OpKind::attention, {q_, k_, k_, picked_}, {o_, lse_}, attr_).flops = core_flops(attr_, false);
+    b.emit(program::OpKind::attention, {q_, k_, k_, picked_}, {o_, lse_}, attr_).flops = picked_flops(attr_, false);
     b.module = program::Module::mla_up_proj;
     const program::TensorId o = b.activation("attn_out", tokens, heads * a_.v_dim);
     program::GemmAttr up = by_heads(heads, tokens, a_.v_dim, a_.kv_lora, columns_of(heads, a_.kv_lora),
@@ -303,7 +303,7 @@ program::TensorId AttentionLayer::sparse_core_backward(emit::Builder& b, program
     const program::TensorId dq_wide = b.activation("dq_wide", tokens, b.at(q_).cols);
     const program::TensorId dk_all = b.activation("dk_all", b.at(k_).rows, b.at(k_).cols);
     b.emit(program::OpKind::attention_grad, {dlatent, q_, k_, k_, o_, lse_, picked_}, {dq_wide, dk_all, dk_all}, attr_)
-        .flops = core_flops(attr_, true);
+        .flops = picked_flops(attr_, true);
     const program::TensorId dk = scatter_context(b, dk_all, "dk");
 
     b.module = program::Module::mla_up_proj;

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
 #include "planner/lower/passes/step_ops.hpp"
+#include "planner/lower/passes/tensor.hpp"
 #include "planner/plan/mesh.hpp"
 
 #include <algorithm>
@@ -12,10 +13,6 @@
 namespace moe::passes {
 
 namespace {
-
-const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
-    return program.tensors[static_cast<std::size_t>(id)];
-}
 
 program::Op make(program::OpKind kind, program::Stream stream, program::Module module, program::Operands in,
                  program::Operands out, program::Attr attr = {}) {

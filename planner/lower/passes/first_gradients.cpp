@@ -1,6 +1,7 @@
 // Intervals of gradient buckets: which are written, and which of them by a product that may as well set them.
 #include "planner/lower/passes/first_gradients.hpp"
 
+#include "planner/lower/passes/tensor.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -9,14 +10,6 @@
 #include <variant>
 
 namespace moe::passes {
-
-namespace {
-
-const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
-    return program.tensors[static_cast<std::size_t>(id)];
-}
-
-} // namespace
 
 bool* adds(program::Op& op, const program::Tensor& gradient) {
     if (auto* g = std::get_if<program::GroupedGemmAttr>(&op.attr))

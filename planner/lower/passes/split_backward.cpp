@@ -2,6 +2,7 @@
 #include "planner/lower/passes/split_backward.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/lower/passes/tensor.hpp"
 
 #include <algorithm>
 #include <unordered_map>
@@ -11,10 +12,6 @@
 namespace moe::passes {
 
 namespace {
-
-const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
-    return program.tensors[static_cast<std::size_t>(id)];
-}
 
 program::TensorId root_of(const program::Program& program, program::TensorId id) {
     while (tensor(program, id).base != program::no_tensor) id = tensor(program, id).base;
