@@ -163,16 +163,22 @@ TEST_CASE("Streams wait for those whose memory they take over, and for nobody el
         for (std::size_t t = 0; t < program.templates.size(); ++t) {
             const std::vector<program::Op>& ops = program.templates[t].ops;
             REQUIRE(reuses[t].size() == ops.size());
-            const std::vector<Span> spans = transient_spans(program, memory, program.templates[t]);
-            const auto begin = [&](const Span& s) { return memory.places[static_cast<std::size_t>(s.id)].offset; };
-            const auto end = [&](const Span& s) {
-                return begin(s) + program.tensors[static_cast<std::size_t>(s.id)].bytes();
+            struct Placed {
+                int first, last;
+                std::int64_t begin, end;
             };
+            std::vector<Placed> spans;
+            for (const Span& s : transient_spans(program, memory, program.templates[t])) {
+                const std::int64_t begin = memory.places[static_cast<std::size_t>(s.id)].offset;
+                spans.push_back(
+                    {s.first, s.last, begin, begin + program.tensors[static_cast<std::size_t>(s.id)].bytes()});
+            }
             std::vector<std::set<int>> needed(ops.size()); // last ops of tensors whose bytes a later one takes over
-            for (const Span& later : spans)
-                for (const Span& earlier : spans)
-                    if (earlier.last < later.first && begin(earlier) < end(later) && begin(later) < end(earlier))
-                        needed[static_cast<std::size_t>(later.first)].insert(earlier.last);
+            const Placed *const first = spans.data(), *const last = first + spans.size();
+            for (const Placed* later = first; later != last; ++later)
+                for (const Placed* earlier = first; earlier != last; ++earlier)
+                    if (earlier->last < later->first && earlier->begin < later->end && later->begin < earlier->end)
+                        needed[static_cast<std::size_t>(later->first)].insert(earlier->last);
             for (std::size_t i = 0; i < ops.size(); ++i) {
                 for (const int other : reuses[t][i]) {
                     wrong +=
