@@ -15,11 +15,13 @@
 namespace moe::bound {
 namespace {
 
-// The plan whose ops a plan's own repeat. Tensors that are offloaded or gathered in turns depend on what is recomputed:
-// such plans share nothing with others. Optimizer states are no part of a segment, wherever they are.
+// The plan whose ops a plan's own repeat. Tensors that are offloaded or gathered in turns depend on what is recomputed,
+// and `operators` repeats parts of products: such plans share nothing with others. Optimizer states are no part of a
+// segment, wherever they are.
 plan::Plan plain_of(plan::Plan plan) {
+    const bool parts = (plan.recompute & plan::recompute::operators) != 0;
     plan.offload &= plan::offload::activations;
-    if (plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
+    if (plan.offload == 0 && !plan.reshards() && !parts) plan.recompute = 0;
     return plan;
 }
 
