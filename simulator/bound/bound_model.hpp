@@ -114,7 +114,10 @@ private:
     void find_terms(Layers& layers, std::size_t segment);
     int add_floors(const plan::Plan& plan, const std::vector<Terms>& terms);
     // Whether coarse terms of the plan are cheaper than its own.
-    static bool coarse(const plan::Plan& plan) { return plan.reshards() && !plan.paged_stash && !offloads(plan); }
+    static bool coarse(const plan::Plan& plan) {
+        const bool parts = (plan.recompute & plan::recompute::operators) != 0; // of products, which few share
+        return plan.reshards() && !plan.paged_stash && !offloads(plan) && !parts;
+    }
     // Works out what the model has in one place and these stages in another: most layers are never asked for it.
     void complete(Layers& layers, const Stages& stages);
     // The stages of a handle, filled with these layers.
