@@ -6,20 +6,22 @@
 
 #include <algorithm>
 #include <thread>
+#include <vector>
 
 namespace moe::ops {
 
 AdamwStep adamw_step_of(const OpContext& c) {
     const program::AdamAttr& a = std::get<program::AdamAttr>(c.op.attr);
-    AdamwStep step{a.elements,   a.decayed,    c.shard_offset,   {},        floats(c, 0), floats(c, 1),
+    AdamwStep step{a.elements,   a.decayed,    c.shard_offset,   c.parts,   floats(c, 0), floats(c, 1),
                    floats(c, 2), floats(c, 6), floats_out(c, 0), dst(c, 1), dst(c, 2),    dst(c, 3)};
     step.in_fp8 = c.output(1).dtype == program::Dtype::mxfp8;
-    each_moving_part(c, a.elements, [&](const ShardPart& part) { step.parts.push_back(part); });
     return step;
 }
 
 void run_adamw(const Kernels& kernels, const AdamwStep& step, std::int64_t first, std::int64_t last, void* stream) {
-    for (const ShardPart& part : step.parts) {
+    const ShardPart whole{0, step.elements};
+    for (const ShardPart& part : step.parts.empty() ? std::span(&whole, 1) : step.parts) {
+        if (part.frozen) continue;
         const std::int64_t begin = std::max(first, part.first), end = std::min(last, part.first + part.count);
         if (begin >= end) continue;
         const AdamShape shape{end - begin, step.offset + begin, step.decayed, part.rate, part.decay};

@@ -4,13 +4,13 @@
 #include "engine/ops/op_context.hpp"
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 namespace moe::ops {
 
 struct AdamwStep {
     std::int64_t elements = 0, decayed = 0, offset = 0; // AdamAttr's; elements of the bucket before the shard
-    std::vector<ShardPart> parts;                       // that move
+    std::span<const ShardPart> parts;                   // the executor's; none: the shard moves as one
     const float *gradients = nullptr, *norm = nullptr, *hyper = nullptr, *overflow = nullptr;
     float* master = nullptr;
     Dst exp_avg, exp_avg_sq, weights; // exp_avg: bytes where in_fp8, MXFP8 with its scales behind the elements
