@@ -1,6 +1,7 @@
 // Drawn plans over this machine's GPUs against the CPU back end: as many as MOE_PLAN_PLANS and MOE_PLAN_SECONDS allow,
 // in turn over two GPUs and over 4, 8.. up to MOE_PLAN_GPUS.
 #include "tests/engine/train/cuda_parity.hpp"
+#include "tests/engine/train/parity.hpp"
 #include "tests/engine/train/random_cases.hpp"
 #include "tests/support/draws.hpp"
 
@@ -32,11 +33,10 @@ double margin(const plan::Plan& plan, const CudaResult& got, const CudaResult& e
     if (plan.precision == machine::Precision::bf16)
         return std::max(apart_as_one(got.gradients, expected.gradients), apart_as_one(got.weights, expected.weights)) /
                2e-2;
-    // Moments that are rounded to BF16 may round the other way.
     // A single expert whose weight is normalized to 1 leaves its router a gradient of rounding errors, so that tensors
     // below a thousandth of the norm are held to that, as on the CPU.
     const Farthest worst = farthest(got, expected, 1e-3);
-    return worst.distance / (plan.optimizer.narrow() ? 1e-3 : 1e-4);
+    return worst.distance / std::max(weight_tolerance(plan), 1e-4);
 }
 
 // The seconds of a run by where they went.

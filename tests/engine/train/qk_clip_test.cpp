@@ -251,8 +251,7 @@ TEST_CASE("qk-clip: random plans over 1 to 16 ranks clip and train what one rank
             ++near_ties;
             continue;
         }
-        CHECK(disagreement(got, reference.trained, parity_tolerance,
-                           plan.optimizer.narrow() ? 1e-3 : parity_tolerance) == "");
+        CHECK(disagreement(got, reference.trained, parity_tolerance, weight_tolerance(plan)) == "");
         CHECK(clips_differ(got, reference.trained) == "");
     }
     MESSAGE(tried, " plans of ", plans, ", ", near_ties, " with a near tie of the router");

@@ -82,10 +82,9 @@ Verdict judge(const RandomCase& c, const Trained& want, std::uint64_t seed = 1) 
         if (fault.empty() && !(weights < 2e-2)) fault = fmt::format("weights are off by {:.2e}", weights);
         return {fault, false};
     }
-    // Moments that are rounded to BF16 may round the other way: 2^-8 of an update that is a tenth of the weights.
     // Adapters that begin as zeros are updates alone, each element a gradient over its own size.
     const double adapted = plan.lora.on() ? 3.0 * parity_tolerance : parity_tolerance;
-    const double of_weights = plan.optimizer.narrow() ? 1e-3 : adapted;
+    const double of_weights = plan.optimizer.narrow() ? weight_tolerance(plan) : adapted;
     std::string fault = disagreement(got, want, parity_tolerance, of_weights);
     // Where the last bit of weights moves a tensor of one rank by half the tolerance, sums in another order may as
     // well.

@@ -83,7 +83,7 @@ void check_replay(Reference& reference, const plan::Plan& one, const plan::Plan&
         // The test would not notice that nothing is replayed, if turned routers chose as before.
         CHECK(train_three(one, three_steps(), turn_routers).routed != reference.recorded.routed);
     }
-    const double of_weights = plan.optimizer.narrow() ? 1e-3 : parity_tolerance;
+    const double of_weights = weight_tolerance(plan);
     const Trained same = train_three(plan, replay_options("", original));
     CHECK(disagreement(same, reference.recorded, parity_tolerance, of_weights) == "");
     CHECK(same.routed == reference.recorded.routed);
