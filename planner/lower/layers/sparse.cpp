@@ -155,7 +155,7 @@ program::TensorId AttentionLayer::pick_keys(emit::Builder& b, program::TensorId 
     std::vector<program::TensorId> in{index_queries_, index_keys_, head_weights_};
     if (index_attr_.documents) in.push_back(b.program().io.document_starts);
     if (b.cached_keys > 0) in.insert(in.end(), {program::no_tensor, b.program().io.positions});
-    program::Op& op = b.emit(program::OpKind::pick_keys, std::move(in), {keys}, index_attr_);
+    program::Op& op = b.emit(program::OpKind::pick_keys, in, {keys}, index_attr_);
     const double compared = static_cast<double>(tokens) * static_cast<double>(attr_.seq_k) / 2.0;
     op.flops = 2.0 * compared * static_cast<double>(width);
     op.bytes += 2.0 * sizeof(float) * compared; // Scores are written, and read by the choice of the largest.
@@ -186,7 +186,7 @@ void AttentionLayer::pick_keys_backward(emit::Builder& b) {
     if (attr.documents) in.push_back(b.program().io.document_starts);
     const program::TensorId work = // the logs of the softmaxes' sums
         b.tensor("index_lse", program::Dtype::f32, b.gathered_tokens(), attr.heads + 1);
-    program::Op& op = b.emit(program::OpKind::pick_keys_grad, std::move(in), {dqueries, dkeys, dweights, work}, attr);
+    program::Op& op = b.emit(program::OpKind::pick_keys_grad, in, {dqueries, dkeys, dweights, work}, attr);
     op.flops = 2.0 * pairs_of(attr) *
                (static_cast<double>(attr.heads) * attr.qk_dim + 3.0 * a_.indexer_heads * a_.indexer_dim);
     b.module = program::Module::attn_in;

@@ -23,7 +23,7 @@ program::Op make(program::OpKind kind, program::Stream stream, program::Module m
     op.phase = program::Phase::step;
     op.in = std::move(in);
     op.out = std::move(out);
-    op.attr = std::move(attr);
+    op.attr = attr;
     return op;
 }
 
@@ -33,7 +33,7 @@ double bytes(const program::Program& program, program::TensorId id) {
 
 // An op as step_ops.hpp sizes it, over these tensors.
 program::Op make(const StepOp& sized, program::Operands in, program::Operands out, program::Attr attr = {}) {
-    program::Op op = make(sized.kind, sized.stream, sized.module, std::move(in), std::move(out), std::move(attr));
+    program::Op op = make(sized.kind, sized.stream, sized.module, std::move(in), std::move(out), attr);
     op.group = sized.group;
     op.bytes = sized.bytes;
     op.flops = sized.flops;

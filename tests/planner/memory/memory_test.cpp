@@ -304,11 +304,10 @@ TEST_CASE("A segment's saved bytes are its share of the whole chunk") {
     for (std::size_t c = 0; c < whole.chunks.size(); ++c) {
         const plan::Stage& stage = whole.chunks[c];
         std::int64_t chunk = 0;
-        for (int i = 0; i < stage.layers; ++i)
-            chunk += memory::segment_memory(
-                         lower::lower_segment(plan, lower::SegmentKind::layer,
-                                              plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]))
-                         .saved;
+        for (int i = stage.first_layer; i < stage.first_layer + stage.layers; ++i) {
+            const int kind = plan.model->layers[static_cast<std::size_t>(i)];
+            chunk += memory::segment_memory(lower::lower_segment(plan, lower::SegmentKind::layer, kind)).saved;
+        }
         if (stage.loss) chunk += memory::segment_memory(lower::lower_segment(plan, lower::SegmentKind::head)).saved;
         sum += chunk * whole.in_flight[c];
     }
