@@ -251,10 +251,11 @@ void ParameterSet::seal(program::Program& program, bool named) {
 }
 
 // What the host's step reads beside its operands, once for all chunks of the rank. All are there whether rows may
-// overflow or not, so that states lie in the same place where a step is run again.
+// overflow or not, so that states lie in the same place where a step is run again. A program that is sealed for the
+// sizes of its buckets has no step, and none of these.
 void ParameterSet::add_host_scalars(program::Program& program) const {
     program::ProgramIo& io = program.io;
-    if (io.host_norm != program::no_tensor) return;
+    if (io.host_norm != program::no_tensor || io.hyper == program::no_tensor) return;
     const auto add = [&](const char* name, std::int64_t elements) {
         const program::TensorId id = add_flat(program, name, program::Dtype::f32, program::Storage::host, elements);
         program.tensors[static_cast<std::size_t>(id)].per_micro_batch = false;
