@@ -1,15 +1,13 @@
 // Matrix products, dense and per expert: Eigen on FP32, with BF16 operands widened block by block.
+#include "kernels/cpu/product.hpp"
 #include "kernels/cpu/rows.hpp"
-#include "kernels/cpu/small_gemm.hpp"
+#include "kernels/cpu/watched.hpp"
 
-#include <Eigen/Core>
+#include <algorithm>
+#include <utility>
 
 namespace moe::cpu {
 namespace {
-
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using In = Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>;
-using Out = Eigen::Map<Matrix, 0, Eigen::OuterStride<>>;
 
 // Widened blocks: at least this many products per widened element keep the conversion at a few per cent of the time.
 constexpr std::int64_t block_m = 512, block_n = 1024, block_k = 1024;
@@ -20,43 +18,45 @@ struct Layout { // stored operand; transposed ones are stored with the contracte
     bool transposed;
 };
 
-// C += op(A) op(B), all FP32.
-void accumulate(In a, bool ta, In b, bool tb, Out c) {
-    if (!ta && !tb) {
-        const SmallGemm small{c.rows(), c.cols(), a.cols(), a.outerStride(), b.outerStride(), c.outerStride()};
-        if (small.worthwhile()) return multiply_small(small, a.data(), b.data(), c.data());
-        c.noalias() += a * b;
-    } else if (!ta) {
-        c.noalias() += a * b.transpose();
-    } else if (!tb) {
-        c.noalias() += a.transpose() * b;
-    } else {
-        c.noalias() += a.transpose() * b.transpose();
-    }
+// A block of a stored operand in FP32.
+struct Block {
+    const float* data;
+    std::int64_t ld;
+};
+
+// c[m, n] += op(a)[m, k] op(b)[k, n].
+void accumulate(Product p, bool transpose_a, bool transpose_b, Block a, Block b, float* c) {
+    p.lda = a.ld, p.ldb = b.ld, p.transpose_a = transpose_a, p.transpose_b = transpose_b;
+    watch(a.data, transpose_a ? p.k : p.m, transpose_a ? p.m : p.k, a.ld);
+    watch(b.data, transpose_b ? p.n : p.k, transpose_b ? p.k : p.n, b.ld);
+    watch(c, p.m, p.n, p.ldc);
+    add_product(p, a.data, b.data, c);
 }
 
-// The block op(X)[row.., col..] of rows x cols, as stored (transposed or not), in FP32.
-In block(const Layout& x, std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols, float* buffer) {
+// The block op(X)[row.., col..] of rows x cols, as stored (transposed or not).
+Block block(const Layout& x, std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols, float* buffer) {
     if (x.transposed) {
         std::swap(row, col);
         std::swap(rows, cols);
     }
     const std::int64_t start = row * x.ld + col;
-    if (x.data.type == Type::f32) return In(f32(x.data, start), rows, cols, Eigen::OuterStride<>(x.ld));
+    if (x.data.type == Type::f32) return {f32(x.data, start), x.ld};
     for (std::int64_t r = 0; r < rows; ++r) widen(b16(x.data, start + r * x.ld), buffer + r * cols, cols);
-    return In(buffer, rows, cols, Eigen::OuterStride<>(cols));
+    return {buffer, cols};
 }
 
-void clear(Out c) { c.setZero(); }
+void clear(float* c, std::int64_t m, std::int64_t n, std::int64_t ld) {
+    for (std::int64_t r = 0; r < m; ++r) std::fill_n(c + r * ld, n, 0.0f);
+}
 
 // One [m, n] block of C: FP32 in place, BF16 in scratch over the whole contraction so that it is rounded once.
 void multiply_block(const GemmShape& s, const Layout& a, const Layout& b, Dst c, std::int64_t ldc, std::int64_t i,
                     std::int64_t j, std::int64_t m, std::int64_t n) {
     const bool direct = c.type == Type::f32;
     float* sum = direct ? f32(c, i * ldc + j) : scratch(Slot::c, m * n);
-    Out out(sum, m, n, Eigen::OuterStride<>(direct ? ldc : n));
+    const std::int64_t ld = direct ? ldc : n;
     if (!s.accumulate) {
-        clear(out);
+        clear(sum, m, n, ld);
     } else if (!direct) {
         for (std::int64_t r = 0; r < m; ++r) widen(b16(c, (i + r) * ldc + j), sum + r * n, n);
     }
@@ -64,7 +64,8 @@ void multiply_block(const GemmShape& s, const Layout& a, const Layout& b, Dst c,
         const std::int64_t k = std::min(block_k, s.k - l);
         float* wide_a = a.data.type == Type::f32 ? nullptr : scratch(Slot::a, block_m * block_k);
         float* wide_b = b.data.type == Type::f32 ? nullptr : scratch(Slot::b, block_k * block_n);
-        accumulate(block(a, i, l, m, k, wide_a), a.transposed, block(b, l, j, k, n, wide_b), b.transposed, out);
+        accumulate({m, n, k, 0, 0, ld}, a.transposed, b.transposed, block(a, i, l, m, k, wide_a),
+                   block(b, l, j, k, n, wide_b), sum);
     }
     if (direct) return;
     for (std::int64_t r = 0; r < m; ++r) narrow(sum + r * n, b16(c, (i + r) * ldc + j), n);
@@ -106,11 +107,10 @@ void multiply(const GemmShape& s, Src a, Src b, Dst c) {
     const std::int64_t ldc = s.ldc != 0 ? s.ldc : s.n;
     c = c + s.c_offset;
     if (a.type == Type::f32 && b.type == Type::f32 && c.type == Type::f32) { // Eigen blocks for the caches itself
-        Out out(f32(c, 0), s.m, s.n, Eigen::OuterStride<>(ldc));
-        if (!s.accumulate) clear(out);
+        if (!s.accumulate) clear(f32(c, 0), s.m, s.n, ldc);
         if (s.k <= 0) return;
-        accumulate(block(left, 0, 0, s.m, s.k, nullptr), s.transpose_a, block(right, 0, 0, s.k, s.n, nullptr),
-                   s.transpose_b, out);
+        accumulate({s.m, s.n, s.k, 0, 0, ldc}, s.transpose_a, s.transpose_b, block(left, 0, 0, s.m, s.k, nullptr),
+                   block(right, 0, 0, s.k, s.n, nullptr), f32(c, 0));
         return;
     }
     for (std::int64_t j = 0; j < s.n; j += block_n) {

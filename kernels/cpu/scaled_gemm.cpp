@@ -1,23 +1,21 @@
 // Grouped products of scaled E4M3 operands: widened with their scales and multiplied in FP32.
 #include "kernels/cpu/rows.hpp"
-#include "kernels/fp8.hpp"
+#include "kernels/cpu/watched.hpp"
+#include "kernels/cpu/widen_e4m3.hpp"
+
+#include <algorithm>
 
 namespace moe::cpu {
 namespace {
 
 constexpr std::int64_t block = 256; // rows of either operand that are widened at a time
 
-struct Widened { // FP32 value of every byte
-    float of[256];
-    Widened() {
-        for (int x = 0; x < 256; ++x) of[x] = float_of_e4m3(static_cast<std::uint8_t>(x));
-    }
-};
-
 // Row by row, scale[k / scale_block] each.
 void widen_scaled(const std::uint8_t* x, const float* scale, std::int64_t k, float* y) {
-    static const Widened table;
-    for (std::int64_t i = 0; i < k; ++i) y[i] = table.of[x[i]] * scale[i / scale_block];
+    watch(x, 1, k, k);
+    watch(y, 1, k, k);
+    for (std::int64_t i = 0; i < k; i += scale_block)
+        widen_e4m3(x + i, scale[i / scale_block], std::min<std::int64_t>(scale_block, k - i), y + i);
 }
 
 void scaled_gemm(const ScaledShape& s, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,

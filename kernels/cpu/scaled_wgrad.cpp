@@ -1,6 +1,7 @@
 // Gradients of weights from columns of scaled E4M3: widened with their scales and multiplied in FP32.
 #include "kernels/cpu/rows.hpp"
-#include "kernels/fp8.hpp"
+#include "kernels/cpu/watched.hpp"
+#include "kernels/cpu/widen_e4m3.hpp"
 
 namespace moe::cpu {
 namespace {
@@ -13,8 +14,9 @@ void widen_columns(Fp8Columns x, std::int64_t cols, std::int64_t first, std::int
     for (std::int64_t c = 0; c < count; ++c) {
         for (std::int64_t b = 0; b < blocks; ++b, y += scale_block) {
             const std::int64_t column = b * cols + first + c;
-            for (std::int64_t r = 0; r < scale_block; ++r)
-                y[r] = float_of_e4m3(x.data[column * scale_block + r]) * x.scale[column];
+            watch(x.data + column * scale_block, 1, scale_block, scale_block);
+            watch(y, 1, scale_block, scale_block);
+            widen_e4m3(x.data + column * scale_block, x.scale[column], scale_block, y);
         }
     }
 }
