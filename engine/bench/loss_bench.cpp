@@ -14,12 +14,12 @@ namespace moe::bench {
 
 namespace {
 
-struct Size {
+struct LossSize {
     std::int64_t rows;
     int vocab; // vocabulary of both ranks together
 };
-constexpr Size sizes[] = {{1024, 8192},   {4096, 8192},   {2048, 32768}, {8192, 32768},
-                          {2048, 131072}, {6144, 131072}, {12288, 65536}};
+constexpr LossSize sizes[] = {{1024, 8192},   {4096, 8192},   {2048, 32768}, {8192, 32768},
+                              {2048, 131072}, {6144, 131072}, {12288, 65536}};
 
 // The operands of one rank, zeros: logits, their gradient, and what there is of every row.
 struct LossRoom {
@@ -83,7 +83,7 @@ void measure_split_loss(const ops::Backend& backend, std::int64_t most_bytes,
                         std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     const std::unique_ptr<device::Device> device = backend.open(backend.can_replay, 0);
     std::map<std::string, std::vector<machine::MeasuredCall>> found;
-    for (const Size& size : sizes) {
+    for (const LossSize& size : sizes) {
         if (size.rows * size.vocab > most_bytes) continue; // Two ranks hold two bytes per logit each.
         Point point{"mixtral", 256, 4, 4, 64, 256, 8, 2, 0, size.vocab, size.rows, 1};
         point.sharing = {.ranks = 2, .tp = 2, .ep = 2};

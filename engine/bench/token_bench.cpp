@@ -18,17 +18,17 @@ namespace {
 constexpr plan::Group experts_group{plan::Domain::expert, plan::axis::expert};
 constexpr std::int64_t most_tokens = 20480;
 
-struct Size {
+struct TokenSize {
     std::int64_t cols;
     int top_k, experts;
 };
 // These are sizes of no published model, between those of many.
-constexpr Size widths[] = {{1024, 2, 8},  {1024, 8, 64}, {1536, 4, 32}, {2560, 8, 64},
-                           {3072, 2, 16}, {4096, 4, 32}, {5120, 8, 64}};
+constexpr TokenSize widths[] = {{1024, 2, 8},  {1024, 8, 64}, {1536, 4, 32}, {2560, 8, 64},
+                                {3072, 2, 16}, {4096, 4, 32}, {5120, 8, 64}};
 constexpr std::int64_t token_counts[] = {640, 2560, 5120, 10240, most_tokens};
 
 struct Case {
-    Size size;
+    TokenSize size;
     std::int64_t tokens;
     std::int64_t copies() const { return tokens * size.top_k; }
     std::int64_t row_bytes() const { return 2 * size.cols; }
@@ -37,7 +37,7 @@ struct Case {
 
 std::vector<Case> cases(std::int64_t most_bytes) {
     std::vector<Case> all;
-    for (const Size& size : widths)
+    for (const TokenSize& size : widths)
         for (const std::int64_t tokens : token_counts)
             if (const Case c{size, tokens}; c.rows_bytes() <= most_bytes) all.push_back(c);
     return all;
@@ -101,13 +101,13 @@ void write_choices(const BenchEnd& end, const TokenRoom& room, const Case& c, in
 }
 
 // One of the four calls of a layer's step: there or back, with a value per copy or without.
-struct Kind {
+struct TokenKind {
     bool combine, values;
 };
-constexpr Kind kinds[] = {{false, true}, {false, false}, {true, false}, {true, true}};
+constexpr TokenKind kinds[] = {{false, true}, {false, false}, {true, false}, {true, true}};
 
 // Makes the op as layers/dispatch makes it.
-program::Op op_of(const Kind& k, const Case& c, int n, program::Program& program) {
+program::Op op_of(const TokenKind& k, const Case& c, int n, program::Program& program) {
     const auto tensor = [&](program::Dtype dtype, std::int64_t rows, std::int64_t cols) {
         program::Tensor t;
         t.dtype = dtype;
@@ -139,7 +139,7 @@ program::Op op_of(const Kind& k, const Case& c, int n, program::Program& program
     return op;
 }
 
-comm::TokenOperands operands(const Kind& k, const Case& c, const TokenRoom& room, bool beside) {
+comm::TokenOperands operands(const TokenKind& k, const Case& c, const TokenRoom& room, bool beside) {
     comm::TokenOperands t;
     t.beside = beside;
     t.tokens = c.tokens;
@@ -169,7 +169,7 @@ comm::TokenOperands operands(const Kind& k, const Case& c, const TokenRoom& room
 void measure(std::vector<BenchEnd>& ends, std::int64_t size, const Case& c, bool beside,
              std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     const int n = static_cast<int>(ends.size());
-    for (const Kind& k : kinds) {
+    for (const TokenKind& k : kinds) {
         program::Program program;
         const program::Op op = op_of(k, c, n, program);
         const auto& attr = std::get<program::RowsAttr>(op.attr);

@@ -69,10 +69,10 @@ Script script_of(const program::Program& program, const memory::MemoryPlan& memo
     return s;
 }
 
-class Play {
+class StreamPlay {
 public:
-    Play(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
-         const plan::Mesh& mesh)
+    StreamPlay(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
+               const plan::Mesh& mesh)
         : stages_(static_cast<int>(programs.size())) {
         const std::vector<int> ranks = mesh.members({plan::Domain::dense, plan::axis::pipeline}, 0);
         for (std::size_t stage = 0; stage < programs.size(); ++stage)
@@ -191,7 +191,7 @@ std::unique_ptr<device::Device> open_nowhere() { return std::make_unique<Nowhere
 
 void check_streams(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
                    const plan::Mesh& mesh) {
-    if (const std::string stuck = Play(programs, memory, mesh).run(); !stuck.empty())
+    if (const std::string stuck = StreamPlay(programs, memory, mesh).run(); !stuck.empty())
         refuse("the plan's streams wait for each other on devices: {}", stuck);
 }
 

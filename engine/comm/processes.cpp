@@ -13,11 +13,6 @@ namespace moe::comm {
 
 namespace {
 
-// Nothing may lie nowhere.
-void copy(void* to, const void* from, std::int64_t bytes) {
-    if (bytes > 0 && to != from) std::memmove(to, from, static_cast<std::size_t>(bytes));
-}
-
 constexpr std::uint64_t group_channels = std::uint64_t{1} << 60, peer_channels = std::uint64_t{2} << 60;
 
 std::uint64_t channel_of(plan::Group group) {

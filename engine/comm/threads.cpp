@@ -6,19 +6,9 @@
 #include "kernels/kernels.hpp"
 #include "planner/plan/mesh.hpp"
 
-#include <cstring>
 #include <thread>
 
 namespace moe::comm {
-
-namespace {
-
-void copy(void* to, const void* from, std::int64_t bytes) {
-    // A member's own part is often where it belongs already; memcpy of an object onto itself is undefined.
-    if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
-
-} // namespace
 
 ThreadFabric::Meeting& ThreadFabric::meeting(plan::Group group, int rank) {
     const std::vector<int> members = mesh_.members(group, rank);

@@ -21,12 +21,12 @@ namespace moe::data {
 
 namespace {
 
-using Json = ChatTemplate::Json;
+using OrderedJson = ChatTemplate::Json;
 
 // The template beside a tokenizer, and the special tokens that it may name.
 struct TemplateFile {
     std::string text, place;
-    Json tokens = Json::object();
+    OrderedJson tokens = OrderedJson::object();
 };
 
 TemplateFile template_beside(const std::string& tokenizer) {
@@ -34,11 +34,11 @@ TemplateFile template_beside(const std::string& tokenizer) {
     const std::string config = (folder / "tokenizer_config.json").string(),
                       own = (folder / "chat_template.jinja").string();
     TemplateFile found;
-    Json json = Json::object();
-    if (std::filesystem::is_regular_file(config)) json = load_json<Json>(config);
+    OrderedJson json = OrderedJson::object();
+    if (std::filesystem::is_regular_file(config)) json = load_json<OrderedJson>(config);
     if (!json.is_object()) refuse("{}: must be a JSON object", config);
     for (const auto& [key, value] : json.items()) {
-        const Json text = value.is_object() ? value.value("content", Json()) : value;
+        const OrderedJson text = value.is_object() ? value.value("content", OrderedJson()) : value;
         if (key.ends_with("_token") && text.is_string()) found.tokens[key] = text;
     }
     if (std::filesystem::is_regular_file(own)) {
@@ -47,12 +47,13 @@ TemplateFile template_beside(const std::string& tokenizer) {
         return found;
     }
     found.place = config + ": chat_template";
-    Json text = json.value("chat_template", Json());
+    OrderedJson text = json.value("chat_template", OrderedJson());
     if (text.is_array()) { // Several by name: the one called default is meant.
-        const Json list = std::move(text);
-        text = Json();
-        for (const Json& entry : list)
-            if (entry.is_object() && entry.value("name", Json()) == "default") text = entry.value("template", Json());
+        const OrderedJson list = std::move(text);
+        text = OrderedJson();
+        for (const OrderedJson& entry : list)
+            if (entry.is_object() && entry.value("name", OrderedJson()) == "default")
+                text = entry.value("template", OrderedJson());
     }
     if (!text.is_string())
         refuse("{}: must be the text of a template, or chat_template.jinja must lie beside it", found.place);
@@ -87,9 +88,9 @@ public:
 
     void add(std::string_view line, const std::string& place) {
         place_ = place;
-        const Json record = parse_json<Json>(line, place);
+        const OrderedJson record = parse_json<OrderedJson>(line, place);
         check(record);
-        const Json& messages = record["messages"];
+        const OrderedJson& messages = record["messages"];
         std::string done; // text of the document so far
         for (std::size_t i = 0; i < messages.size(); ++i) {
             if (messages[i]["role"] != "assistant") continue;
@@ -109,13 +110,13 @@ public:
     }
 
 private:
-    void check(const Json& record) const {
+    void check(const OrderedJson& record) const {
         if (!record.is_object() || !record.contains("messages") || !record["messages"].is_array())
             refuse("{}: messages: must be a list of {{\"role\": .., \"content\": ..}}", place_);
         bool answered = false;
-        const Json& messages = record["messages"];
+        const OrderedJson& messages = record["messages"];
         for (std::size_t i = 0; i < messages.size(); ++i) {
-            const Json& message = messages[i];
+            const OrderedJson& message = messages[i];
             if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
                 refuse("{}: messages[{}].role: must be a text, such as user or assistant", place_, i);
             answered = answered || message["role"] == "assistant";
@@ -124,11 +125,11 @@ private:
     }
 
     // The first messages as the template writes them.
-    std::string render(const Json& record, std::size_t count, bool prompt) const {
-        Json variables{{"tools", nullptr}, {"documents", nullptr}};
-        for (const Json* from : {&file_.tokens, &record})
+    std::string render(const OrderedJson& record, std::size_t count, bool prompt) const {
+        OrderedJson variables{{"tools", nullptr}, {"documents", nullptr}};
+        for (const OrderedJson* from : {&file_.tokens, &record})
             for (const auto& [key, value] : from->items()) variables[key] = value;
-        Json messages = Json::array();
+        OrderedJson messages = OrderedJson::array();
         for (std::size_t i = 0; i < count; ++i) messages.push_back(record["messages"][i]);
         variables["messages"] = std::move(messages);
         variables["add_generation_prompt"] = prompt;
@@ -136,7 +137,7 @@ private:
             return template_.render(variables);
         } catch (const Error& error) {
             refuse("{}: {}", place_, error.what());
-        } catch (const Json::exception& error) {
+        } catch (const OrderedJson::exception& error) {
             refuse("{}: {}: {}", place_, file_.place, error.what());
         }
     }

@@ -55,7 +55,7 @@ std::int64_t whole_number(const SortedJson& value, const std::string& place) {
 }
 
 // Elements of a shape, or -1 when they pass 2^56, which no file can hold.
-std::int64_t product(const std::vector<std::int64_t>& shape) {
+std::int64_t checked_product(const std::vector<std::int64_t>& shape) {
     constexpr std::int64_t most = std::int64_t{1} << 56;
     std::int64_t elements = 1;
     for (const std::int64_t n : shape) {
@@ -85,7 +85,7 @@ StoredTensor read_entry(const SortedJson& entry, const std::string& place, std::
     const std::int64_t bits = bits_of(tensor.dtype);
     if (bits == 0) refuse("{}: dtype {} is not known", place, shown(tensor.dtype));
     for (const SortedJson& n : *shape) tensor.shape.push_back(whole_number(n, place));
-    tensor.elements = product(tensor.shape);
+    tensor.elements = checked_product(tensor.shape);
     extent.begin = whole_number((*offsets)[0], place);
     extent.end = whole_number((*offsets)[1], place);
     if (extent.begin > extent.end || extent.end > room)
@@ -143,7 +143,7 @@ std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype 
     for (const TensorToWrite& tensor : tensors) {
         const program::Dtype type = stored_type(tensor, dtype);
         header.add(tensor.name, type == program::Dtype::bf16 ? "BF16" : "F32", tensor.shape,
-                   program::bytes_of(type, product(tensor.shape)));
+                   program::bytes_of(type, checked_product(tensor.shape)));
     }
     return header.text();
 }
@@ -151,9 +151,9 @@ std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype 
 // Throws Error (failure) where values and shape of a tensor differ in size.
 void check_values(const std::string& path, const std::string& name, const std::vector<std::int64_t>& shape,
                   std::size_t values) {
-    if (static_cast<std::int64_t>(values) != product(shape))
+    if (static_cast<std::int64_t>(values) != checked_product(shape))
         fail("{}: {} has {} elements, its shape [{}] asks for {}", path, name, values, fmt::join(shape, ", "),
-             product(shape));
+             checked_product(shape));
 }
 
 // Refuses elements that a tensor has not.
@@ -331,7 +331,7 @@ void write_weights(const std::string& folder, const std::vector<TensorToWrite>& 
     std::vector<std::vector<TensorToWrite>> shards(1);
     std::int64_t bytes = 0, total = 0;
     for (const TensorToWrite& tensor : tensors) {
-        const std::int64_t size = program::bytes_of(stored_type(tensor, dtype), product(tensor.shape));
+        const std::int64_t size = program::bytes_of(stored_type(tensor, dtype), checked_product(tensor.shape));
         if (bytes > 0 && bytes + size > shard_bytes) {
             shards.emplace_back();
             bytes = 0;

@@ -49,7 +49,7 @@ const program::Slot& slot_of(const program::Program& program, const program::Tim
 
 // Calls visit(op, price, seconds by rank) for every op of the step.
 template <class Visit>
-void compare(const Recorded& recorded, Visit visit) {
+void compare_pairs(const Recorded& recorded, Visit visit) {
     const plan::Plan& plan = recorded.plan;
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
     const cost::Machine machine(*plan.hardware);
@@ -66,7 +66,7 @@ void compare(const Recorded& recorded, Visit visit) {
 // GPUs at the limit of their power hold different clocks, and the others wait for the slowest.
 void add_large_products(const Recorded& recorded, machine::MeasuredCall& sum) {
     std::vector<double> took(recorded.ranks.size(), 0.0);
-    compare(recorded, [&](const program::Op& op, double price, const std::vector<double>& seconds) {
+    compare_pairs(recorded, [&](const program::Op& op, double price, const std::vector<double>& seconds) {
         if (!program::is_large_product(op, price, *recorded.plan.hardware)) return;
         sum.work += price;
         for (std::size_t r = 0; r < took.size(); ++r) took[r] += seconds[r];
@@ -78,7 +78,7 @@ void add_large_products(const Recorded& recorded, machine::MeasuredCall& sum) {
 // what is computed beside them, whatever they take.
 double wait_seconds(const Recorded& recorded) {
     std::vector<double> longer;
-    compare(recorded, [&](const program::Op& op, double price, const std::vector<double>& seconds) {
+    compare_pairs(recorded, [&](const program::Op& op, double price, const std::vector<double>& seconds) {
         if (!program::is_communication(op.kind) || op.stream == program::Stream::data) return;
         const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
         longer.push_back(mean - price);

@@ -17,17 +17,17 @@ namespace moe::tools {
 
 namespace {
 
-struct Run {
+struct RecordedRun {
     plan::Plan plan;
     program::Timeline timeline;
 };
 
-Run read_run(const std::string& folder) {
+RecordedRun recorded_run(const std::string& folder) {
     const std::string path = (std::filesystem::path(folder) / "measured.json").string();
     std::error_code error;
     if (!std::filesystem::is_regular_file(path, error))
         refuse("--runs {}: holds no measured.json: give folders of execute --run-dir", folder);
-    Run run{{}, program::read_trace(path)};
+    RecordedRun run{{}, program::read_trace(path)};
     if (run.timeline.predicted) refuse("--runs {}: its timeline is a predicted one", path);
     run.plan = plan::plan_from_json(run.timeline.plan_json, path);
     return run;
@@ -50,7 +50,7 @@ bool tells(const plan::Plan& plan, const program::Program& program, const progra
     return plan.router.forced || !is_routed(op.module);
 }
 
-void gather(const Run& run, const std::string& folder, bench::CallSamples& samples) {
+void gather(const RecordedRun& run, const std::string& folder, bench::CallSamples& samples) {
     std::map<int, program::Program> programs; // programs by pipeline rank
     std::map<int, int> stage;                 // stages by rank
     for (std::size_t i = 0; i < run.timeline.ranks.size(); ++i)
@@ -78,7 +78,7 @@ Feedback fed_back(const std::vector<std::string>& runs, const std::string& from)
     std::optional<machine::Hardware> known;
     if (!from.empty()) known = machine::load_hardware(from);
     for (const std::string& folder : runs) {
-        const Run run = read_run(folder);
+        const RecordedRun run = recorded_run(folder);
         if (!known) known = *run.plan.hardware;
         if (known->measured.empty())
             refuse("{} holds no measurements that those of a run could join: moe-plan calibrate --backend {} measures "

@@ -27,7 +27,7 @@ bool is_number(const std::string& text) {
 
 // The two words of "--data W PREFIX" become one, since CLI11 could not tell whether an option's optional second word is
 // not the next positional argument.
-std::vector<std::string> joined(const std::vector<std::string>& words) {
+std::vector<std::string> options_joined(const std::vector<std::string>& words) {
     std::vector<std::string> result;
     for (std::size_t i = 0; i < words.size(); ++i) {
         result.push_back(words[i]);
@@ -89,7 +89,7 @@ void run_command(std::vector<std::string> words) {
         std::find(verbs.begin(), verbs.end(), words[0]) == verbs.end())
         throw UsageError(
             fmt::format("moe-plan: unknown verb '{}'{}; see moe-plan --help", words[0], did_you_mean(words[0], verbs)));
-    words = joined(words);
+    words = options_joined(words);
     std::string typed = "moe-plan";
     for (const std::string& word : words) typed += " " + word;
     commands.remember(typed);

@@ -73,7 +73,7 @@ constexpr ModuleNames automodel_names{
     "model.embed_tokens", "model.layers.", {"model.norm", "lm_head"}, "model.rotary_emb"};
 
 // The modules of every stage, a list of lists of names.
-Json parts_of(const plan::Plan& plan, const ModuleNames& names) {
+Json module_parts(const plan::Plan& plan, const ModuleNames& names) {
     Json parts = Json::array();
     for (const plan::Stage& stage : plan::stages(plan)) {
         Json part = Json::array();
@@ -156,8 +156,8 @@ Json engine_value(const EngineEntry& entry, const plan::Plan& plan, const Json& 
     const std::string text = value.get<std::string>();
     if (!text.starts_with("$")) return value;
     if (is_modules(text)) return modules_of(entry, plan, text);
-    if (text == "$torchtitan_parts") return parts_of(plan, torchtitan_names);
-    if (text == "$automodel_parts") return parts_of(plan, automodel_names);
+    if (text == "$torchtitan_parts") return module_parts(plan, torchtitan_names);
+    if (text == "$automodel_parts") return module_parts(plan, automodel_names);
     return literal(word_of(entry, plan, text));
 }
 

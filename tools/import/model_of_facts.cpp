@@ -170,7 +170,7 @@ bool names_expert_width(const std::string& architecture) {
     return architecture == "MixtralForCausalLM" || architecture == "GptOssForCausalLM" || architecture == "Grok-1";
 }
 
-std::optional<model::Model> read(const Json& config, const std::string& place) {
+std::optional<model::Model> model_read(const Json& config, const std::string& place) {
     try {
         return families::model_from_json(json_text(config), place);
     } catch (const Error&) {
@@ -186,7 +186,7 @@ model::Model built(const Facts& facts, const ReaderTable& reader, const std::str
         Json config = {{"name", "imported"}, {"architectures", {architecture}}};
         config.update(common);
         if (names_expert_width(architecture)) config["intermediate_size"] = config["moe_intermediate_size"];
-        std::optional<model::Model> model = read(config, place);
+        std::optional<model::Model> model = model_read(config, place);
         if (!model) continue;
         model->name = "imported";
         const std::size_t differ =
@@ -203,7 +203,7 @@ model::Model built(const Facts& facts, const ReaderTable& reader, const std::str
 std::optional<model::Model> with_mtp(const model::Model& profile, std::int64_t depth, const std::string& place) {
     Json config = parse_json<Json>(profile.config_json, place);
     config["num_nextn_predict_layers"] = depth;
-    std::optional<model::Model> model = read(config, place);
+    std::optional<model::Model> model = model_read(config, place);
     if (model) model->name = fmt::format("{}-mtp{}", profile.name, depth);
     return model;
 }

@@ -52,7 +52,7 @@ private:
     std::string place_;
 };
 
-std::map<std::string, std::string> facts_of(const Members& members) {
+std::map<std::string, std::string> facts_in(const Members& members) {
     std::map<std::string, std::string> facts;
     for (const auto& [name, value] : members.object("facts").items()) {
         if (stack::find_plan_word(name) == nullptr) refuse("{}: facts: unknown fact {}", members.place(), shown(name));
@@ -102,7 +102,7 @@ void read_asked_with(ReaderTable& table, const Members& members) {
 void read_lists(ReaderTable& table, const Members& members) {
     for (const Json& item : members.list("model")) {
         const Members one(item, members.place() + ": model");
-        table.facts.push_back({one.object("when"), facts_of(one)});
+        table.facts.push_back({one.object("when"), facts_in(one)});
     }
     for (const Json& item : members.list("beside")) {
         const Members one(item, members.place() + ": beside");

@@ -19,7 +19,7 @@ namespace moe::tools {
 namespace {
 
 constexpr int settled = 8, hint = 1; // weights of a setting that disagrees; hint: a variable, or a weak one
-constexpr int passes = 4;
+constexpr int reading_passes = 4;
 
 std::int64_t whole(const std::string& text) {
     std::int64_t number = 0;
@@ -284,7 +284,7 @@ bool Reading::improve(plan::Plan& plan, const std::string& field) {
 void Reading::set_fields(plan::Plan& plan, const std::vector<std::string>& fixed) {
     settle_mesh(plan);
     const std::vector<std::string> fields = fields_of(table_);
-    for (int pass = 0; pass < passes; ++pass) {
+    for (int pass = 0; pass < reading_passes; ++pass) {
         bool changed = false;
         for (const std::string& field : fields)
             if (!contains(fixed, field)) changed = improve(plan, field) || changed;

@@ -24,13 +24,13 @@ bool flag_in(const Reading& reading, const std::string& name) {
     return values != nullptr && (values->empty() || values->front() == "true" || values->front() == "True");
 }
 
-struct Words {
+struct StageWords {
     int per_chunk, first, last;
     bool embedding, loss;
 };
 
 // Layers of each stage in order; empty where the numbers do not fit.
-std::vector<int> sizes(const Words& words, int layers, int pp, int vpp) {
+std::vector<int> sizes(const StageWords& words, int layers, int pp, int vpp) {
     const int stages = pp * vpp;
     std::vector<int> counts(static_cast<std::size_t>(stages), 0);
     if (words.first == 0 && words.last == 0) {
@@ -96,8 +96,9 @@ std::string layout_of_parts(const std::vector<std::string>& parts, const plan::P
 
 std::vector<std::string> set_stages(plan::Plan& plan, const Reading& reading, const ReaderTable& reader) {
     const StageNames& names = reader.stages;
-    const Words words{number_in(reading, names.layers_per_chunk), number_in(reading, names.first),
-                      number_in(reading, names.last), flag_in(reading, names.embedding), flag_in(reading, names.loss)};
+    const StageWords words{number_in(reading, names.layers_per_chunk), number_in(reading, names.first),
+                           number_in(reading, names.last), flag_in(reading, names.embedding),
+                           flag_in(reading, names.loss)};
     std::vector<std::string> used;
     if (plan.pp == 1 || !plan.layout.empty()) return used;
     const int layers = static_cast<int>(plan.model->layers.size());

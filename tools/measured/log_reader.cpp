@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t most_lines = 20'000'000, most_sources = 4096;
 
-struct Run {
+struct LoggedRun {
     std::vector<std::vector<LogValues>> lines; // lines by kind of LogFormat::iterations
     LogValues facts, peaks;
     std::size_t length() const { return lines.front().empty() ? longest_side() : lines.front().size(); }
@@ -37,15 +37,15 @@ void complete(LogValues& values, const LogValues& more) {
 
 // The lines that one rank printed, or all ranks where nothing tells them apart.
 struct Source {
-    std::vector<Run> runs;
+    std::vector<LoggedRun> runs;
     std::size_t length() const {
         std::size_t sum = 0;
-        for (const Run& run : runs) sum += run.lines.front().size();
+        for (const LoggedRun& run : runs) sum += run.lines.front().size();
         return sum;
     }
     std::size_t longest_run() const {
         std::size_t longest = 0;
-        for (const Run& run : runs) longest = std::max(longest, run.length());
+        for (const LoggedRun& run : runs) longest = std::max(longest, run.length());
         return longest;
     }
 };
@@ -91,14 +91,14 @@ public:
         TrainingLog log;
         log.engine = format_->engine;
         log.format = format_->name;
-        for (const Run& run : source.runs) log.runs += run.length() > 0 ? 1 : 0;
+        for (const LoggedRun& run : source.runs) log.runs += run.length() > 0 ? 1 : 0;
         log.runs -= 1; // A log has one run in any case.
         LogValues peaks = source.runs[chosen].peaks;
         log.facts = source.runs[chosen].facts;
         log.steps = steps_of(source.runs[chosen]);
         for (const auto& [other_name, other] : sources_) {
             if (&other == &source || other.runs.size() < from_end) continue;
-            const Run& run = other.runs[other.runs.size() - from_end];
+            const LoggedRun& run = other.runs[other.runs.size() - from_end];
             raise_memory(peaks, run.peaks);
             for (const LogValues& step : run.lines.front()) raise_memory(peaks, step);
             complete(log.facts, run.facts);
@@ -115,8 +115,8 @@ private:
         return std::pair(a.length(), a.longest_run()) < std::pair(b.length(), b.longest_run());
     }
 
-    Run fresh() const {
-        Run run;
+    LoggedRun fresh() const {
+        LoggedRun run;
         run.lines.resize(format_->iterations.size());
         return run;
     }
@@ -127,7 +127,7 @@ private:
         if (source.runs.empty()) source.runs.push_back(fresh());
         return source;
     }
-    Run& current(const std::string& name) { return source_of(name).runs.back(); }
+    LoggedRun& current(const std::string& name) { return source_of(name).runs.back(); }
     void begin(const std::string& name) {
         Source& source = source_of(name);
         if (source.runs.back().length() > 0) source.runs.push_back(fresh());
@@ -150,7 +150,7 @@ private:
     }
 
     // Steps with what lines of the other kinds add to them. Without lines of the first kind another one stands for it.
-    std::vector<LogValues> steps_of(const Run& run) const {
+    std::vector<LogValues> steps_of(const LoggedRun& run) const {
         std::vector<LogValues> steps = run.lines.front();
         for (std::size_t kind = 1; steps.empty() && kind < run.lines.size(); ++kind) steps = run.lines[kind];
         add_sides(steps, run);
@@ -164,7 +164,7 @@ private:
     }
     // Lines of another kind belong to the steps in their order. One more of them at the front or the end is tolerated:
     // where a run was cut, one of the two lines of its last step is missing.
-    static void add_sides(std::vector<LogValues>& steps, const Run& run) {
+    static void add_sides(std::vector<LogValues>& steps, const LoggedRun& run) {
         for (std::size_t kind = 1; kind < run.lines.size(); ++kind) {
             const std::vector<LogValues>& lines = run.lines[kind];
             const std::size_t longer = std::max(lines.size(), steps.size()),

@@ -32,9 +32,9 @@ std::string copy_name(std::int64_t kind) {
     }
 }
 
-class Reader {
+class NsightReader {
 public:
-    Reader(const std::string& path, DeviceProfile& profile)
+    NsightReader(const std::string& path, DeviceProfile& profile)
         : place_(path), database_(path), profile_(profile), names_(profile) {}
 
     void read() {
@@ -170,7 +170,7 @@ bool is_sqlite(std::string_view first_bytes) {
 DeviceProfile read_nsight_file(const std::string& path) {
     DeviceProfile profile;
     profile.source = "Nsight Systems";
-    Reader(path, profile).read();
+    NsightReader(path, profile).read();
     return profile;
 }
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int most_text_bytes = 1 << 22, most_columns = 500, most_expression_depth = 50, most_sql_bytes = 1 << 20;
 
 // The name as SQL writes it, whatever it holds.
-std::string quoted(const std::string& name) {
+std::string sql_name(const std::string& name) {
     std::string text = "\"";
     for (const char c : name) text += c == '"' ? std::string("\"\"") : std::string(1, c);
     return text + "\"";
@@ -91,7 +91,7 @@ bool SqliteFile::has_table(const std::string& name) const {
 
 SqliteRows SqliteFile::rows(const std::string& table, const std::vector<std::string>& columns) const {
     const std::vector<std::string> present =
-        column_of(handle_->database, handle_->path, fmt::format("PRAGMA table_info({})", quoted(table)), 1);
+        column_of(handle_->database, handle_->path, fmt::format("PRAGMA table_info({})", sql_name(table)), 1);
     auto statement = std::make_unique<SqliteRows::Statement>();
     std::string list;
     for (const std::string& asked : columns) {
@@ -100,14 +100,14 @@ SqliteRows SqliteFile::rows(const std::string& table, const std::vector<std::str
         const bool there = std::find(present.begin(), present.end(), column) != present.end();
         if (!there && !optional)
             refuse("{}: table {} has no column {}: not an export of Nsight Systems", handle_->path, table, column);
-        list += (list.empty() ? "" : ", ") + (there ? quoted(column) : std::string("NULL"));
+        list += (list.empty() ? "" : ", ") + (there ? sql_name(column) : std::string("NULL"));
         statement->columns.push_back(column);
     }
     statement->database = handle_->database;
     statement->path = handle_->path;
     statement->table = table;
     statement->statement =
-        prepared(handle_->database, handle_->path, fmt::format("SELECT {} FROM {}", list, quoted(table)));
+        prepared(handle_->database, handle_->path, fmt::format("SELECT {} FROM {}", list, sql_name(table)));
     return SqliteRows(std::move(statement));
 }
 

@@ -37,7 +37,7 @@ void check_facts(const plan::Plan& plan, double tokens, const LogValues& facts, 
                *said, plan.gbs, plan.seq, tokens);
 }
 
-std::optional<double> median_of(std::vector<double> values) {
+std::optional<double> median_or_none(std::vector<double> values) {
     if (values.empty()) return std::nullopt;
     std::sort(values.begin(), values.end());
     return quantile(values, 0.5);
@@ -104,7 +104,7 @@ LogComparison compare_log(const plan::Plan& plan, const search::Estimate& predic
     std::vector<double> tflops;
     for (const std::size_t i : settled.used)
         if (const auto& value = value_of(*timed.steps[i], LogField::tflops)) tflops.push_back(*value);
-    result.logged_tflops = median_of(std::move(tflops));
+    result.logged_tflops = median_or_none(std::move(tflops));
     for (const LogValues* step : timed.steps)
         if (const auto& loss = value_of(*step, LogField::loss)) {
             if (!result.first_loss) result.first_loss = loss;

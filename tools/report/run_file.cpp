@@ -12,24 +12,24 @@ namespace moe::tools {
 
 namespace {
 
-constexpr double most = std::numeric_limits<double>::max(), none = std::numeric_limits<double>::quiet_NaN();
+constexpr double largest = std::numeric_limits<double>::max(), none = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t most_steps = std::int64_t{1} << 40;
 
-double figure(const JsonObject& json, const char* key) { return json.number_or(key, none, -most, most); }
+double figure_of(const JsonObject& json, const char* key) { return json.number_or(key, none, -largest, largest); }
 
 StepRecord step_of(const JsonObject& json) {
     StepRecord step;
     step.step = json.integer("step", 1, most_steps);
-    step.loss = figure(json, "loss");
-    step.grad_norm = figure(json, "grad_norm");
-    step.lr = figure(json, "lr");
-    step.seconds = figure(json, "seconds");
+    step.loss = figure_of(json, "loss");
+    step.grad_norm = figure_of(json, "grad_norm");
+    step.lr = figure_of(json, "lr");
+    step.seconds = figure_of(json, "seconds");
     step.tokens = json.integer("tokens", 0, std::numeric_limits<std::int64_t>::max());
     step.skipped = json.boolean_or("skipped", false);
     if (json.has("routers"))
         for (const JsonObject& router : json.objects("routers"))
             step.routers.push_back({static_cast<int>(router.integer("layer", 0, 1 << 20)), 0.0, 0.0,
-                                    figure(router, "load_max_over_mean"), figure(router, "load_entropy")});
+                                    figure_of(router, "load_max_over_mean"), figure_of(router, "load_entropy")});
     return step;
 }
 
@@ -42,14 +42,14 @@ RunRecord read_run(const std::string& path) {
     for (const JsonObject& step : json.objects("steps")) run.steps.push_back(step_of(step));
     if (json.has("evaluations"))
         for (const JsonObject& e : json.objects("evaluations"))
-            run.evaluations.push_back({e.integer("step", 0, most_steps), figure(e, "loss"),
+            run.evaluations.push_back({e.integer("step", 0, most_steps), figure_of(e, "loss"),
                                        e.integer("tokens", 0, std::numeric_limits<std::int64_t>::max())});
     run.backend = json.string("backend");
     run.ranks = static_cast<int>(json.integer("ranks", 1, 1 << 24));
-    run.peak_memory_gib = json.number("peak_memory_gib", 0.0, most);
-    run.unigram_entropy = json.number("unigram_entropy", 0.0, most);
-    run.predicted_step_seconds = json.number("predicted_step_seconds", 0.0, most);
-    run.measured_step_seconds = json.number("measured_step_seconds", 0.0, most);
+    run.peak_memory_gib = json.number("peak_memory_gib", 0.0, largest);
+    run.unigram_entropy = json.number("unigram_entropy", 0.0, largest);
+    run.predicted_step_seconds = json.number("predicted_step_seconds", 0.0, largest);
+    run.measured_step_seconds = json.number("measured_step_seconds", 0.0, largest);
     run.command = json.string_or("command", "");
     return run;
 }

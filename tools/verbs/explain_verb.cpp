@@ -19,7 +19,7 @@ namespace moe::tools {
 namespace {
 
 std::string signed_percent(double fraction) { return fmt::format("{:+.1f}%", fraction * 100.0); }
-std::string figure(double tflops) { return fmt::format("{:.4g}", tflops); }
+std::string tflops_text(double tflops) { return fmt::format("{:.4g}", tflops); }
 
 std::string along_text(const std::vector<plan::FieldChange>& changes) {
     std::string text;
@@ -58,7 +58,7 @@ void print_communication(Console& console, const Explanation& e) {
     for (const replay::CommunicationWall& c : e.walls.communication)
         table.add({c.axis, seconds_text(c.busy), seconds_text(c.exposed),
                    c.busy > 0.0 ? percent_text(std::max(0.0, 1.0 - c.exposed / c.busy)) : "-",
-                   fmt::format("{:.1f}", c.bytes / 1e9), c.busy > 0.0 ? figure(c.bytes / c.busy / 1e9) : "-",
+                   fmt::format("{:.1f}", c.bytes / 1e9), c.busy > 0.0 ? tflops_text(c.bytes / c.busy / 1e9) : "-",
                    count_text(static_cast<double>(c.ops))});
     console.table(table, 2);
     if (e.walls.reserving > 0)
@@ -94,16 +94,17 @@ void print_compute(Console& console, const Explanation& e) {
 
 void print_deltas(Console& console, const Explanation& e) {
     console.say("\nEach single change, by the fast estimate (this plan: {} TFLOPS/GPU, {} GiB):",
-                figure(e.base.tflops_per_gpu), gib_text(e.base.memory_bytes));
+                tflops_text(e.base.tflops_per_gpu), gib_text(e.base.memory_bytes));
     Table table({"<change", "<", {"TFLOPS/GPU", 1}, "gain", "sure", {"step", 3}, "GiB", {"more GiB", 2}, "<also"});
     for (std::size_t i = 0; i < e.deltas.size(); ++i) {
         const search::WhatIf& w = e.deltas[i];
         if (!w.impossible.empty()) continue;
-        table.add(
-            {w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to), figure(w.estimate.tflops_per_gpu),
-             signed_percent(w.gain), e.certainties[i] ? fmt::format("{:.0f}%", 100.0 * *e.certainties[i]) : "-",
-             seconds_text(w.estimate.step_seconds), gib_text(w.estimate.memory_bytes) + (w.estimate.fits ? "" : "!"),
-             signed_gib_text(w.estimate.memory_bytes - e.base.memory_bytes), along_text(w.along)});
+        table.add({w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to),
+                   tflops_text(w.estimate.tflops_per_gpu), signed_percent(w.gain),
+                   e.certainties[i] ? fmt::format("{:.0f}%", 100.0 * *e.certainties[i]) : "-",
+                   seconds_text(w.estimate.step_seconds),
+                   gib_text(w.estimate.memory_bytes) + (w.estimate.fits ? "" : "!"),
+                   signed_gib_text(w.estimate.memory_bytes - e.base.memory_bytes), along_text(w.along)});
     }
     console.table(table, 2);
     if (std::any_of(e.certainties.begin(), e.certainties.end(), [](const auto& c) { return c.has_value(); }))
@@ -121,7 +122,7 @@ void print_front(Console& console, const Explanation& e) {
     Table table({"GiB", "step", "TFLOPS/GPU", "<changes"});
     for (const search::FrontPoint& p : e.front)
         table.add({gib_text(p.estimate.memory_bytes) + (p.estimate.fits ? "" : "!"),
-                   seconds_text(p.estimate.step_seconds), figure(p.estimate.tflops_per_gpu),
+                   seconds_text(p.estimate.step_seconds), tflops_text(p.estimate.tflops_per_gpu),
                    p.changes.empty() ? "(this plan)" : along_text(p.changes)});
     console.table(table, 2);
 }
@@ -138,14 +139,14 @@ void print_remedy(Console& console, const Explanation& e) {
         if (p.estimate.fits) fastest = &p;
     if (single != e.deltas.end())
         console.say("  Smallest change that fits: {} {} -> {} ({} TFLOPS/GPU, {} GiB)", single->change.field,
-                    single->change.from, single->change.to, figure(single->estimate.tflops_per_gpu),
+                    single->change.from, single->change.to, tflops_text(single->estimate.tflops_per_gpu),
                     gib_text(single->estimate.memory_bytes));
     else if (fastest == nullptr)
         console.say("  No single change and no choice within this mapping fits: search again with more GPUs, or a "
                     "shorter sequence");
     if (fastest != nullptr)
         console.say("  Fastest within this mapping: {} ({} TFLOPS/GPU, {} GiB)", along_text(fastest->changes),
-                    figure(fastest->estimate.tflops_per_gpu), gib_text(fastest->estimate.memory_bytes));
+                    tflops_text(fastest->estimate.tflops_per_gpu), gib_text(fastest->estimate.memory_bytes));
 }
 
 void print_differences(Console& console, const char* title, const std::vector<Difference>& list,
@@ -162,7 +163,7 @@ void print_differences(Console& console, const char* title, const std::vector<Di
 void print_versus(Console& console, const Explanation& e, const Versus& v) {
     const search::Estimate& here = e.simulation.estimate;
     console.say("\nThe other plan: {} TFLOPS/GPU ({}), step {}, {} GiB; it differs in {}",
-                figure(v.there.tflops_per_gpu), signed_percent(v.there.tflops_per_gpu / here.tflops_per_gpu - 1.0),
+                tflops_text(v.there.tflops_per_gpu), signed_percent(v.there.tflops_per_gpu / here.tflops_per_gpu - 1.0),
                 seconds_text(v.there.step_seconds), gib_text(v.there.memory_bytes),
                 v.fields.empty() ? "nothing" : along_text(v.fields));
     print_differences(console, "step of the slowest rank", v.parts, seconds_text);
@@ -266,7 +267,7 @@ void explain_verb(const ExplainOptions& options) {
 
     const search::Estimate& e = here.simulation.estimate;
     console.say("{} on {} x {}, stack {}: {} TFLOPS/GPU, step {}, {} GiB of {}{}", here.plan.model->name,
-                here.plan.gpus, here.plan.hardware->name, here.plan.stack, figure(e.tflops_per_gpu),
+                here.plan.gpus, here.plan.hardware->name, here.plan.stack, tflops_text(e.tflops_per_gpu),
                 seconds_text(e.step_seconds), gib_text(e.memory_bytes), gib_text(here.plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
     console.line(interval_text(here.interval));

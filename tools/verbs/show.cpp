@@ -19,12 +19,12 @@ namespace {
 
 std::string yes_no(bool yes) { return yes ? "yes" : "no"; }
 std::string billions(std::int64_t parameters) { return fmt::format("{:.4g} B", static_cast<double>(parameters) / 1e9); }
-std::string number(std::int64_t value) { return count_text(static_cast<double>(value)); }
+std::string counted(std::int64_t value) { return count_text(static_cast<double>(value)); }
 
 // Facts beside their names, under a heading.
-class Facts {
+class ShownFacts {
 public:
-    Facts(const std::string& heading, const std::string& value) : table_({"<" + heading, "<" + value}) {}
+    ShownFacts(const std::string& heading, const std::string& value) : table_({"<" + heading, "<" + value}) {}
     void add(const std::string& name, const std::string& value) {
         if (!value.empty()) table_.add({name, value});
     }
@@ -121,19 +121,19 @@ void show_model(const ShowOptions& options) {
     if (options.json) return print(show_model_document(model, options.seq));
     Console console(options);
     const model::ParameterCount count = model::count_parameters(model);
-    Facts facts(model.name, model.architecture);
+    ShownFacts facts(model.name, model.architecture);
     facts.add("parameters", model.mtp.empty() ? billions(count.total)
                                               : fmt::format("{}, {} without MTP", billions(count.total),
                                                             billions(count.total_no_mtp)));
     facts.add("active per token", billions(count.active) + (model.mtp.empty() ? "" : " without MTP"));
     facts.add("FLOPs per token",
               fmt::format("{:.5g} G of training at {} tokens", model::model_flops_per_token(model, options.seq) / 1e9,
-                          number(options.seq)));
+                          counted(options.seq)));
     facts.add("layers", fmt::format("{}{}", model.layers.size(),
                                     model.mtp.empty() ? "" : fmt::format(" and {} MTP", model.mtp.size())));
-    facts.add("width", number(model.hidden));
-    facts.add("vocabulary", fmt::format("{}, padded to {}, {} embeddings", number(model.vocab),
-                                        number(model.padded_vocab(1)), model.tied_embeddings ? "tied" : "separate"));
+    facts.add("width", counted(model.hidden));
+    facts.add("vocabulary", fmt::format("{}, padded to {}, {} embeddings", counted(model.vocab),
+                                        counted(model.padded_vocab(1)), model.tied_embeddings ? "tied" : "separate"));
     facts.add("positions", rope_text(model));
     facts.add("norms", fmt::format("{}{}, epsilon {:g}",
                                    model.layer_norm_bias ? "LayerNorm with bias"
@@ -167,7 +167,8 @@ void show_hardware(const ShowOptions& options) {
     const machine::Hardware h = machine::load_hardware(options.name);
     if (options.json) return print(show_hardware_document(h));
     Console console(options);
-    Facts facts(h.name, h.cpu ? fmt::format("{} cores", h.cores) : fmt::format("GPU, {} multiprocessors", h.sm_count));
+    ShownFacts facts(h.name,
+                     h.cpu ? fmt::format("{} cores", h.cores) : fmt::format("GPU, {} multiprocessors", h.sm_count));
     for (int i = 0; i < machine::precision_count; ++i)
         if (const auto p = static_cast<machine::Precision>(i); h.peak_flops[static_cast<std::size_t>(i)] > 0.0)
             facts.add(fmt::format("peak {}", machine::to_string(p)), peak_text(h, p) + " TFLOPS");
@@ -228,7 +229,7 @@ void show_stack(const ShowOptions& options) {
                                                   {"paged stash", s.paged_stash}};
     for (const auto& [name, there] : parts)
         if (!there) missing.emplace_back(name);
-    Facts facts(s.name, s.release);
+    ShownFacts facts(s.name, s.release);
     facts.add("on", machine.name + (s.figures_of.empty() ? "" : ", with the figures of " + s.figures_of));
     facts.add("execute runs it", yes_no(s.executable));
     facts.add("precisions", list_text(s.precisions));
@@ -257,10 +258,10 @@ void show_plan(const ShowOptions& options) {
     if (options.json) return print(show_plan_document(plan));
     Console console(options);
     const PlanFacts found = facts_of(plan);
-    Facts facts(plan.model->name, fmt::format("on {} x {}", plan.gpus, plan.hardware->name));
+    ShownFacts facts(plan.model->name, fmt::format("on {} x {}", plan.gpus, plan.hardware->name));
     facts.add("stack", plan.stack + (found.fault.empty() ? "" : ", which refuses it: " + found.fault));
-    facts.add("batch", fmt::format("{} sequences of {} tokens, {} tokens per step", number(plan.gbs), number(plan.seq),
-                                   number(plan.gbs * plan.seq)));
+    facts.add("batch", fmt::format("{} sequences of {} tokens, {} tokens per step", counted(plan.gbs),
+                                   counted(plan.seq), counted(plan.gbs * plan.seq)));
     facts.add("dense ranks", fmt::format("TP {} x CP {} x DP {} x PP {}", plan.tp, plan.cp, plan.dp, plan.pp));
     facts.add("expert ranks", fmt::format("ETP {} x EP {} x EDP {} x PP {}", plan.etp, plan.ep, plan.edp, plan.pp));
     facts.add("micro-batches", fmt::format("{} of {} sequences for each rank", plan.micro_batches(), plan.mbs));

@@ -12,7 +12,6 @@
 namespace moe::data {
 
 using chat::Expression;
-using chat::Json;
 using chat::Scope;
 
 struct ChatTemplate::Block {
@@ -115,8 +114,8 @@ private:
         Block inner = body({"endfor"});
         close();
         block.steps.emplace_back([=, inner = std::move(inner)](Scope& scope) {
-            std::vector<Json> kept;
-            const auto enter = [&](const Json& item) {
+            std::vector<chat::Json> kept;
+            const auto enter = [&](const chat::Json& item) {
                 if (++scope.rounds > chat::most_rounds)
                     refuse("{}: more than {} rounds of loops", at, chat::most_rounds);
                 auto& frame = scope.frames.emplace_back();
@@ -127,7 +126,7 @@ private:
                 if (!item.is_array() || item.size() != 2) refuse("{}: an item has not the loop's two parts", at);
                 for (std::size_t i = 0; i < 2; ++i) frame[names[i]] = item[i];
             };
-            for (Json& item : chat::items(list(scope), at)) {
+            for (chat::Json& item : chat::items(list(scope), at)) {
                 bool keep = true;
                 if (filter) {
                     enter(item);
@@ -139,10 +138,10 @@ private:
             const std::size_t count = kept.size();
             for (std::size_t i = 0; i < count; ++i) {
                 enter(kept[i]);
-                Json loop{{"index", i + 1},        {"index0", i},
-                          {"revindex", count - i}, {"revindex0", count - i - 1},
-                          {"first", i == 0},       {"last", i + 1 == count},
-                          {"length", count}};
+                chat::Json loop{{"index", i + 1},        {"index0", i},
+                                {"revindex", count - i}, {"revindex0", count - i - 1},
+                                {"first", i == 0},       {"last", i + 1 == count},
+                                {"length", count}};
                 if (i > 0) loop["previtem"] = kept[i - 1];
                 if (i + 1 < count) loop["nextitem"] = kept[i + 1];
                 scope.frames.back()["loop"] = std::move(loop);
@@ -159,12 +158,12 @@ private:
         Expression value = expression();
         close();
         block.steps.emplace_back([=](Scope& scope) {
-            Json set = value(scope);
+            chat::Json set = value(scope);
             if (member.empty()) {
                 scope.frames.back()[variable] = std::move(set);
                 return;
             }
-            Json* space = scope.find(variable);
+            chat::Json* space = scope.find(variable);
             if (space == nullptr || !space->is_object()) refuse("{}: {} is no namespace", at, shown(variable));
             (*space)[member] = std::move(set);
         });
@@ -179,9 +178,9 @@ ChatTemplate::ChatTemplate(const std::string& text, std::string place)
     : place_(std::move(place)), body_(std::make_unique<Block>(Parser(text, place_).whole())) {}
 ChatTemplate::~ChatTemplate() = default;
 
-std::string ChatTemplate::render(const Json& variables) const {
+std::string ChatTemplate::render(const chat::Json& variables) const {
     Scope scope;
-    std::map<std::string, Json>& frame = scope.frames.emplace_back();
+    std::map<std::string, chat::Json>& frame = scope.frames.emplace_back();
     for (const auto& [name, value] : variables.items()) frame[name] = value;
     scope.frames.emplace_back();
     body_->run(scope);

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t longest_text = 64; // bytes
+constexpr std::size_t longest_step = 64; // bytes
 
 // RFC 4648, section 4; nothing where it is none.
 std::optional<std::string> from_base64(const std::string& text) {
@@ -138,8 +138,8 @@ private:
     // A text that is written for another, so short that none grows without end.
     std::string short_text(const Json& step, const char* place, const char* key) const {
         std::string text = word(step, key, "");
-        if (text.size() > longest_text)
-            refuse("{}: {}.{}: has {} bytes: {} are read", path_, place, key, text.size(), longest_text);
+        if (text.size() > longest_step)
+            refuse("{}: {}.{}: has {} bytes: {} are read", path_, place, key, text.size(), longest_step);
         return text;
     }
 

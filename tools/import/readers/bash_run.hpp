@@ -10,6 +10,9 @@
 
 namespace moe::tools {
 
+// The name of a program that a script starts, without its folders.
+inline std::string base_name(const std::string& word) { return word.substr(word.rfind('/') + 1); }
+
 struct BashCommand {
     std::vector<std::string> words;                 // expanded words, with unknown parts between marks
     std::map<std::string, std::string> environment; // assignments before the command

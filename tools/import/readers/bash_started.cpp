@@ -12,8 +12,6 @@ bool one_of(const std::string& word, std::initializer_list<const char*> list) {
     return std::any_of(list.begin(), list.end(), [&word](const char* other) { return word == other; });
 }
 
-std::string base_name(const std::string& word) { return word.substr(word.rfind('/') + 1); }
-
 } // namespace
 
 void BashWalk::assign(const Assignment& a, std::size_t at_line) {

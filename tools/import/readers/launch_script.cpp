@@ -20,8 +20,6 @@ bool ends_with(const std::string& word, const std::string& end) {
     return word.size() >= end.size() && word.compare(word.size() - end.size(), end.size(), end) == 0;
 }
 
-std::string base_name(const std::string& word) { return word.substr(word.rfind('/') + 1); }
-
 // Programs that start others, whose own options are no settings of an engine.
 bool starts_processes(const std::string& word) {
     static const std::set<std::string> known{"torchrun",
