@@ -223,7 +223,7 @@ TEST_CASE("qk-clip: any plan clips what one rank clips") {
 
 TEST_CASE("qk-clip: random plans over 1 to 16 ranks clip and train what one rank does") {
     const std::uint64_t seed = environment("MOE_PLAN_SEED", 1), plans = environment("MOE_PLAN_PLANS", draws(150));
-    constexpr std::size_t per_model = 10;
+    const std::size_t per_model = std::min<std::size_t>(10, 1 + plans / 15); // few plans are of several models
     struct Reference {
         double threshold = 0.0;
         Trained trained;

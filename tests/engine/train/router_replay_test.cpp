@@ -103,14 +103,15 @@ TEST_CASE("router replay: random plans train what one rank recorded, with its ro
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
     Reference reference;
     std::size_t replayed = 0;
-    for (const RandomCase& c : random_cases(seed, plans, 4)) {
+    for (const RandomCase& c : random_cases(seed, 6 * plans, std::min<std::size_t>(4, plans))) {
+        if (replayed == plans) break;
         if (!routes(c)) continue;
         INFO(c.text());
         const RandomCase one = one_rank_of(c);
         check_replay(reference, plan_of(one), plan_of(c), one.text());
         ++replayed;
     }
-    CHECK(replayed * 3 > plans);
+    CHECK(replayed == plans);
 }
 
 TEST_CASE("router replay: recomputed routers, steps that overflow, MTP, stages and every split of tokens") {
