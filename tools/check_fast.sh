@@ -21,10 +21,10 @@ stamp_of() { echo "$stamps/$(echo "$1" | tr ' ' '-')"; }
 # The programs that decide a suite. None for those that are quick or say themselves that they are skipped.
 programs_of() {
     case "$1" in
-    planner | simulator | engine) echo "build-fast/tests/$1/$1_test" ;;
+    planner | simulator | engine) echo "build-fast/tests/$1_test" ;;
     kernels) echo "build-fast/tests/kernels/kernels_test" ;;
     "engine allocations") echo "build-fast/tests/engine/allocation_test" ;;
-    tools | "tools execute") echo "build-fast/tests/tools/tools_test build-fast/tools/moe-plan" ;;
+    tools | "tools execute") echo "build-fast/tests/tools_test build-fast/tools/moe-plan" ;;
     esac
 }
 
@@ -47,7 +47,7 @@ run_changed_folders() {
     for folder in $(changed_folders); do
         area=${folder%%/*}
         status=0
-        run timeout 60 "build-fast/tests/$area/${area}_test" "-sf=*tests/$folder/*" || status=$?
+        run timeout 60 "build-fast/tests/${area}_test" "-sf=*tests/$folder/*" || status=$?
         if [ "$status" -eq 124 ]; then
             echo "Stopped after a minute: the suite runs them to the end."
         elif [ "$status" -ne 0 ]; then

@@ -7,18 +7,11 @@
 #include <utility>
 #include <vector>
 
-// Built with AddressSanitizer.
-#if defined(__SANITIZE_ADDRESS__)
-inline constexpr bool sanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-inline constexpr bool sanitized = true;
-#else
-inline constexpr bool sanitized = false;
-#endif
-#else
-inline constexpr bool sanitized = false;
-#endif
+// AddressSanitizer's runtime; without it the linker leaves the weak name without an address.
+extern "C" __attribute__((weak)) void __asan_init();
+
+// True where the program is linked under AddressSanitizer, as libraries under test may be where the tests are not.
+inline bool sanitized() { return __asan_init != nullptr; }
 
 // The number in an environment variable, or `otherwise` where it is not set.
 inline std::uint64_t environment(const char* name, std::uint64_t otherwise) {
@@ -31,7 +24,7 @@ inline std::uint64_t environment(const char* name, std::uint64_t otherwise) {
 // There MOE_PLAN_DRAW_SHARE says the number: `tools/check --fast` asks for one of four.
 inline std::size_t draw_share() {
     static const std::uint64_t asked = environment("MOE_PLAN_DRAW_SHARE", 1);
-    return sanitized ? 16 : asked == 0 ? 1 : static_cast<std::size_t>(asked);
+    return sanitized() ? 16 : asked == 0 ? 1 : static_cast<std::size_t>(asked);
 }
 
 // That share of `count` alike cases, at least one.

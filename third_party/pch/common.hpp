@@ -1,4 +1,4 @@
-// Headers that most files of the libraries read, compiled once for a library where Meson's b_pch is on (tools/check).
+// Headers that most files of the libraries read, compiled once for a library in builds that are not optimized.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

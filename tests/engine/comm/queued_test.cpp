@@ -202,7 +202,7 @@ const comm::PeerLibrary& idle_peers() {
 } // namespace
 
 TEST_CASE("every kind of communication between devices is measured over sizes, by the number of ranks" *
-          doctest::skip(sanitized)) {
+          doctest::skip(sanitized())) {
     ops::Backend backend = prompt_backend();
     backend.peers = idle_peers;
     for (const int ranks : thinned(std::vector<int>{2, 4})) {

@@ -49,7 +49,7 @@ double trained_imbalance(const std::string& model, Fields fields) {
 } // namespace
 
 // A statistic of many steps, whose every op parity_test.cpp runs.
-TEST_CASE("balancing losses and the selection bias even out the load" * doctest::skip(sanitized)) {
+TEST_CASE("balancing losses and the selection bias even out the load" * doctest::skip(sanitized())) {
     const double alone = trained_imbalance("qwen3", {});
     for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"}) {
         const double balanced = trained_imbalance("qwen3", {{"load_balancing", kind}, {"aux_loss", "0.1"}});

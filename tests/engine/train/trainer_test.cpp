@@ -36,7 +36,7 @@ program::Op& first_op(program::Program& program, plan::SlotKind slot, program::O
 } // namespace
 
 // Many steps learn here; parity_test.cpp runs every op of them.
-TEST_CASE("eight ranks learn the rule behind made-up tokens, in FP32 and in BF16" * doctest::skip(sanitized)) {
+TEST_CASE("eight ranks learn the rule behind made-up tokens, in FP32 and in BF16" * doctest::skip(sanitized())) {
     for (const machine::Precision precision : {machine::Precision::fp32, machine::Precision::bf16}) {
         plan::Plan plan = small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
         plan.precision = precision;

@@ -100,7 +100,7 @@ TEST_CASE("numbers of GPUs without a plan are named; an error of one alone stays
     CHECK(fault_of([&] { asked.offers({16}); }).find("3: --mtbf 0.001: a job of 16 GPUs fails every 0.225 s") == 0);
 }
 
-TEST_CASE("a deadline leaves out what ends behind it, and remedies hold" * doctest::skip(sanitized)) {
+TEST_CASE("a deadline leaves out what ends behind it, and remedies hold" * doctest::skip(sanitized())) {
     Asked asked;
     const auto free = asked.offers({16, 32, 64});
     const double slow = free.counts[0].best->hours, fast = free.counts[2].best->hours;
@@ -135,7 +135,7 @@ TEST_CASE("a deadline leaves out what ends behind it, and remedies hold" * docte
     }
 }
 
-TEST_CASE("numbers of GPUs by the deadline: the cheapest that is found ends in time" * doctest::skip(sanitized)) {
+TEST_CASE("numbers of GPUs by the deadline: the cheapest that is found ends in time" * doctest::skip(sanitized())) {
     Asked asked;
     asked.terms.tokens = 1e12;
     const double hours = asked.offers({32}).outlooks.front().hours;

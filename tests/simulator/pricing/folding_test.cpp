@@ -60,7 +60,7 @@ std::vector<const Row*> folding_rows() {
 
 } // namespace
 
-TEST_CASE("folding paper: MFU of every row, predicted beside published" * doctest::skip(sanitized)) {
+TEST_CASE("folding paper: MFU of every row, predicted beside published" * doctest::skip(sanitized())) {
     const std::vector<const Row*> list = folding_rows();
     REQUIRE(list.size() >= 50);
     std::string text = fmt::format("{:<16} {:<9} {:>5} {:>7} {:>5}  {:>9} {:>9} {:>7}  {}", "model", "method", "GPUs",
@@ -87,7 +87,7 @@ TEST_CASE("folding paper: MFU of every row, predicted beside published" * doctes
     }
 }
 
-TEST_CASE("folding paper: every ordering of methods within a model is right" * doctest::skip(sanitized)) {
+TEST_CASE("folding paper: every ordering of methods within a model is right" * doctest::skip(sanitized())) {
     using Group = std::tuple<std::string, int, std::int64_t, std::int64_t, std::string>;
     std::map<Group, std::vector<const Row*>> groups;
     for (const Row* row : folding_rows()) {
@@ -108,7 +108,7 @@ TEST_CASE("folding paper: every ordering of methods within a model is right" * d
     CHECK(pairs >= 60);
 }
 
-TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its shape" * doctest::skip(sanitized)) {
+TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its shape" * doctest::skip(sanitized())) {
     // Each method's rate over the rate of its smallest job, within 0.12 of the published ratio.
     std::map<std::tuple<std::string, std::string, bool>, std::vector<const Row*>> series;
     for (const Row* row : folding_rows())
@@ -130,7 +130,7 @@ TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its sha
     CHECK(points >= 25);
 }
 
-TEST_CASE("Qwen3-235B at 131,072 tokens on 128 GB300 is within 10 %" * doctest::skip(sanitized)) {
+TEST_CASE("Qwen3-235B at 131,072 tokens on 128 GB300 is within 10 %" * doctest::skip(sanitized())) {
     // arXiv 2603.07685 Table 11: 1,150 TFLOPS/GPU with TP4 CP4 PP4 EP32 VPP12.
     const auto row = std::find_if(rows().begin(), rows().end(), [](const Row& r) {
         return r.prediction.model == "Qwen3-235B-A22B" && r.prediction.plan.seq == 131072;

@@ -56,7 +56,7 @@ TEST_CASE("found plans break no rule of their engine, and rejections are counted
     }
 }
 
-TEST_CASE("the rules that are left of a root exclude the plans that all rules do" * doctest::skip(sanitized)) {
+TEST_CASE("the rules that are left of a root exclude the plans that all rules do" * doctest::skip(sanitized())) {
     using Fixed = std::vector<std::pair<std::string, std::string>>;
     const auto megatron = [](const Fixed& fixed) {
         Asked asked{"DeepSeek-V3", "gb200-nvl72", 64, 1024, machine::Precision::mxfp8};
@@ -102,7 +102,7 @@ TEST_CASE("the rules that are left of a root exclude the plans that all rules do
 }
 
 TEST_CASE("a graph of the whole step with experts comes with the stack's capacity and pages, or not at all" *
-          doctest::skip(sanitized)) {
+          doctest::skip(sanitized())) {
     Asked asked{"Qwen3-30B-A3B", "gb200-nvl72", 16, 256, machine::Precision::mxfp8};
     asked.request.fixed = {{"cuda_graph", "full"}};
     CHECK(asked.stack.usual_capacity == 1.5);

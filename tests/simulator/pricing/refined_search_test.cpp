@@ -82,7 +82,7 @@ TEST_CASE("offload takes the place of recomputation where the host's link has ti
 }
 
 TEST_CASE("a request that only offload brings into memory has plans, unless it is pinned off" *
-          doctest::skip(sanitized)) {
+          doctest::skip(sanitized())) {
     Searcher searcher({"GPT-OSS-20B", "h100", "bridge-26.08", 4, 16, 131072});
     const std::string refused = fault_of([&] { searcher.plain(); });
     CHECK(refused.find("no plan for 4 GPUs fits") != std::string::npos);
@@ -94,7 +94,7 @@ TEST_CASE("a request that only offload brings into memory has plans, unless it i
           }).find("no plan for 4 GPUs fits") != std::string::npos);
 }
 
-TEST_CASE("the fewest GPUs have a plan, and fewer have none" * doctest::skip(sanitized)) {
+TEST_CASE("the fewest GPUs have a plan, and fewer have none" * doctest::skip(sanitized())) {
     for (const Asked& asked : {Asked{"Mixtral-8x7B", "h100", "bridge-26.08", 1, 64, 4096},
                                Asked{"Qwen3-30B-A3B", "h200", "moe-plan", 1, 64, 4096}}) {
         CAPTURE(std::string(asked.model));
@@ -112,7 +112,7 @@ TEST_CASE("the fewest GPUs have a plan, and fewer have none" * doctest::skip(san
     }
 }
 
-TEST_CASE("a refusal names the plan that needs least, with FSDP and offload" * doctest::skip(sanitized)) {
+TEST_CASE("a refusal names the plan that needs least, with FSDP and offload" * doctest::skip(sanitized())) {
     Searcher searcher({"DeepSeek-V3", "h100", "bridge-26.08", 32, 1024, 4096});
     // With the degrees that need least of GPUs that keep their states, 249.4 GiB.
     const std::string kept = fault_of([&] {
@@ -142,7 +142,7 @@ TEST_CASE("pinned offload that the host has no memory for is refused, with what 
     CHECK(searcher.best().first.offload == 0);
 }
 
-TEST_CASE("the first plan does not depend on how many are asked for" * doctest::skip(sanitized)) {
+TEST_CASE("the first plan does not depend on how many are asked for" * doctest::skip(sanitized())) {
     Searcher searcher({"Qwen3-30B-A3B", "h100", "moe-plan", 8, 64, 4096});
     const plan::Plan of_five = searcher.best().first;
     searcher.request().top = 1;

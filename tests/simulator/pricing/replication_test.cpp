@@ -75,7 +75,7 @@ TEST_CASE("replication: sending weights and reducing gradients as UltraEP measur
     }
 }
 
-TEST_CASE("replication: steps with copies beside the trainings of UltraEP's evaluation" * doctest::skip(sanitized)) {
+TEST_CASE("replication: steps with copies beside the trainings of UltraEP's evaluation" * doctest::skip(sanitized())) {
     // Figure of training results in the report: TFLOPS of Megatron-LM and of UltraEP over those with balanced routing,
     // and the hottest rank's load before and after.
     struct Row {

@@ -13,7 +13,7 @@
 
 using namespace moe;
 
-TEST_CASE("engines: what a search finds for torchtitan and AutoModel they can be told" * doctest::skip(sanitized)) {
+TEST_CASE("engines: what a search finds for torchtitan and AutoModel they can be told" * doctest::skip(sanitized())) {
     struct Asked {
         const char *stack, *model;
         int gpus;

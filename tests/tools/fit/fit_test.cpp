@@ -75,7 +75,8 @@ TEST_CASE("least squares: derivatives take what changes along one parameter wher
     CHECK(jacobian[3][1] == nearly(3.0).epsilon(1e-6));
 }
 
-TEST_CASE("rows of stacks that do not name a coefficient need no new price where it moves" * doctest::skip(sanitized)) {
+TEST_CASE("rows of stacks that do not name a coefficient need no new price where it moves" *
+          doctest::skip(sanitized())) {
     const FitProblem problem({"hybridep.blackwell.node"}, {{"hybridep.row", 0.0}});
     REQUIRE(problem.names() == std::vector<std::string>{"hybridep.blackwell.node"});
     CHECK(problem.coefficients(problem.stored()).at("hybridep.row").value == 0.0);
@@ -96,7 +97,7 @@ TEST_CASE("rows of stacks that do not name a coefficient need no new price where
     CHECK(changed >= 10);
 }
 
-TEST_CASE("rows of one system and stack are predicted alone as they are among all" * doctest::skip(sanitized)) {
+TEST_CASE("rows of one system and stack are predicted alone as they are among all" * doctest::skip(sanitized())) {
     const FitProblem problem;
     const auto field = &published::Prediction::system_and_stack;
     const std::string value = problem.rows().front().*field;
@@ -140,7 +141,7 @@ TEST_CASE("terms that are left out have a value that says nothing, with which ev
 
 // Under the sanitizers the README's claim predicts the same runs.
 TEST_CASE("profiles/runs/ACCURACY.md is what the stored residuals and today's predictions say" *
-          doctest::skip(sanitized)) {
+          doctest::skip(sanitized())) {
     const FitProblem problem;
     const std::string folder = profiles_folder() + "/runs", path = folder + "/residuals.json";
     const std::string residuals = read_file(path);
@@ -153,7 +154,7 @@ TEST_CASE("profiles/runs/ACCURACY.md is what the stored residuals and today's pr
                   "run build/tools/fit/fit-stacks --tables");
 }
 
-TEST_CASE("the accuracy that the README of the project claims holds" * doctest::skip(sanitized)) {
+TEST_CASE("the accuracy that the README of the project claims holds" * doctest::skip(sanitized())) {
     const FitProblem problem;
     std::map<std::string, published::ValidationSummary> by;
     for (const auto& [name, summary] : published::summarize_by(problem.rows(), &published::Prediction::tier_and_kind))

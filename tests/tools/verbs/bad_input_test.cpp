@@ -44,7 +44,7 @@ struct Prepared : Folder {
 
 } // namespace
 
-TEST_CASE("search leaves as much memory free as it is told to" * doctest::skip(sanitized)) {
+TEST_CASE("search leaves as much memory free as it is told to" * doctest::skip(sanitized())) {
     const Folder folder;
     const std::string request =
         "moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 256 --seq 4096 --top 1 ";

@@ -178,7 +178,7 @@ TEST_CASE("replay --set: another plan of the same request, or one line") {
 }
 
 TEST_CASE("explain of a request: its best plan, or which constraint kills what and which change helps" *
-          doctest::skip(sanitized)) {
+          doctest::skip(sanitized())) {
     const Folder folder;
     const std::string words =
         " --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix pp=1 --fix tp=1 "

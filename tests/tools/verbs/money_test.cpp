@@ -91,7 +91,7 @@ TEST_CASE("search: several numbers of GPUs in one ranking") {
     CHECK(holds(text, "2 GPUs: no plan for 2 GPUs"));
 }
 
-TEST_CASE("search: a deadline that no plan meets ends with status 3 and what would do" * doctest::skip(sanitized)) {
+TEST_CASE("search: a deadline that no plan meets ends with status 3 and what would do" * doctest::skip(sanitized())) {
     const Folder folder;
     check_line(folder.run(sixteen + "--tokens 1T --deadline 100"), 3,
                "--deadline 100: no plan trains 1T tokens by then");
