@@ -54,7 +54,7 @@ const std::vector<Engine>& engines() {
          "job.yaml",
          tools::automodel_launch,
          {"Qwen3-30B-A3B", "Qwen3-235B-A22B", "Llama3-8B", "ERNIE-4.5-21B-A3B", "GPT-OSS-20B", "Kimi-K2", "Ling-1T",
-          "Ling-mini-2.0", "MiMo-V2-Flash", "MiniMax-M2", "Nemotron-3-Nano", "Qwen3-Next-80B-A3B"},
+          "Ling-mini-2.0", "MiMo-V2-Flash", "MiniMax-M2", "Nemotron-3-Super", "Qwen3.5-35B-A3B"},
          true},
     };
     return list;
@@ -213,8 +213,12 @@ TEST_CASE("import: what launch writes of a plan is read as that plan") {
     for (const Engine& engine : engines()) {
         Plans plans(engine, seed);
         std::uint64_t written = 0;
-        for (std::uint64_t tries = 0; written < asked && tries < asked * 400; ++tries)
-            written += goes_round(engine, plans.next(), fmt::format("MOE_PLAN_SEED={}, try {}", seed, tries));
+        for (std::uint64_t tries = 0; written < asked && tries < asked * 400; ++tries) {
+            const plan::Plan plan = plans.next();
+            written += goes_round(engine, plan,
+                                  fmt::format("MOE_PLAN_SEED={}, try {}, {} with pp {} and vpp {}", seed, tries,
+                                              plan.model->name, plan.pp, plan.vpp));
+        }
         CHECK_MESSAGE(written == asked, std::string(engine.name) << ": " << written << " plans of " << asked);
     }
 }
