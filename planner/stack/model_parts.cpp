@@ -13,7 +13,6 @@ namespace moe::stack {
 namespace {
 
 using model::Attention;
-using model::AttentionKind;
 using model::LayerKind;
 using plan::Plan;
 
