@@ -4,6 +4,7 @@
 // FLOPs per multiply-accumulate (forward, dgrad, wgrad), causal attention at half, latent norms counted, router and
 // embedding lookup not. Counts are held in doubles, exact below 2^53.
 #include "planner/model/document_lengths.hpp"
+#include "planner/model/indexer_flops.hpp"
 #include "planner/model/model.hpp"
 
 #include <algorithm>
@@ -39,15 +40,25 @@ Count gqa(const Attention& a, double h, const Sequence& seq) {
     return {matrices + vectors, matrices + seq.keys(a) * (query + out)};
 }
 
+// Multiply-accumulates per token of an indexer's projections.
+double index_projections(const Attention& a, double h) {
+    const double width = static_cast<double>(a.indexer_heads) * a.indexer_dim;
+    return (a.q_lora > 0 ? a.q_lora : h) * width + h * (a.indexer_dim + a.indexer_heads);
+}
+
+// FLOPs per token of the gradients of its projections' weights, and of its queries and keys at `keys` scores.
+double index_gradients(const Attention& a, double h, double keys) {
+    return 2.0 * (index_projections(a, h) + 2.0 * keys * a.indexer_heads * a.indexer_dim);
+}
+
 // Lightning indexer: queries of the query latent, one key and a weight per head of the token, a LayerNorm of the key.
 // It is trained by a loss of its own over the keys that it picked: the projections have no gradient of their input, the
 // scores of all keys before a token are made once and have gradients at those picked (Megatron-LM pull requests 6753
 // and 7157). One multiply-accumulate here stands for three.
 Count indexer(const Attention& a, double h, const Sequence& seq) {
     const double width = static_cast<double>(a.indexer_heads) * a.indexer_dim;
-    const double matrices = (a.q_lora > 0 ? a.q_lora : h) * width + h * (a.indexer_dim + a.indexer_heads);
-    const double scores = width * (seq.length / 2.0 + 2.0 * seq.keys(a));
-    return {matrices + 2.0 * a.indexer_dim, (2.0 * matrices + scores) / 3.0};
+    const double matrices = index_projections(a, h), forward = matrices + width * seq.length / 2.0;
+    return {matrices + 2.0 * a.indexer_dim, (forward + index_gradients(a, h, seq.keys(a)) / 2.0) / 3.0};
 }
 
 // Over picked keys the core works on the latent itself, for all heads the same, with the up projections of keys and
@@ -234,6 +245,20 @@ ParameterCount count_parameters(const Model& model) {
         return count < most ? static_cast<std::int64_t>(count) : static_cast<std::int64_t>(most);
     };
     return {whole(total + mtp), whole(total), whole(active), whole(active - (model.tied_embeddings ? 0.0 : table))};
+}
+
+double indexer_gradient_flops(const Model& model, std::int64_t seq, bool all_keys, const DocumentLengths* documents) {
+    double sum = 0.0;
+    const auto add = [&](int index) {
+        const Attention& a = model.kinds[static_cast<std::size_t>(index)].attention;
+        if (!a.indexes()) return;
+        Attention seen = a;
+        if (all_keys) seen.indexer_top_k = 0;
+        sum += index_gradients(a, static_cast<double>(model.hidden), keys_seen(seen, seq, documents));
+    };
+    for (const int kind : model.layers) add(kind);
+    for (const int kind : model.mtp) add(kind);
+    return sum;
 }
 
 double model_flops_per_token(const Model& model, std::int64_t seq, int tp, const DocumentLengths* documents) {

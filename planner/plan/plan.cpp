@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/model/document_lengths.hpp"
+#include "planner/model/indexer_flops.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -78,9 +79,30 @@ model::DocumentLengths Plan::masked_lengths() const {
     return masks_documents() ? model::document_lengths_from_string(lengths) : model::DocumentLengths{};
 }
 
+namespace {
+
+// FLOPs of a token, of which the model's count takes indexers to be trained over the keys that they pick.
+double trained_flops(const Plan& plan, const model::DocumentLengths& lengths) {
+    const IndexerTraining& indexer = plan.indexer;
+    const auto gradients = [&](bool all) {
+        return model::indexer_gradient_flops(*plan.model, plan.seq, all, &lengths);
+    };
+    if (indexer.stage == IndexerStage::warm_up) { // attention goes over all keys too
+        model::Model dense = *plan.model;
+        for (model::LayerKind& kind : dense.kinds)
+            if (kind.attention.sparse()) kind.attention.indexer_top_k = static_cast<int>(plan.seq);
+        return model::model_flops_per_token(dense, plan.seq, plan.tp, &lengths);
+    }
+    const double picked = model::model_flops_per_token(*plan.model, plan.seq, plan.tp, &lengths);
+    if (indexer.stage == IndexerStage::dense_loss) return picked - gradients(false) + gradients(true);
+    return indexer.loss > 0.0 ? picked : picked - gradients(false);
+}
+
+} // namespace
+
 double flops_per_token(const Plan& plan) {
     const model::DocumentLengths lengths = plan.masked_lengths();
-    const double all = model::model_flops_per_token(*plan.model, plan.seq, plan.tp, &lengths);
+    const double all = trained_flops(plan, lengths);
     if (!plan.lora.on()) return all;
     return all - model::model_flops_per_token(*plan.model, 0, plan.tp) / 3.0; // of no keys: the linear layers
 }

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/stack/layer_facts.hpp"
+#include "planner/stack/model_parts.hpp"
 
 #include <algorithm>
 
@@ -16,9 +17,15 @@ using model::LayerKind;
 using model::Moe;
 using plan::Plan;
 
+bool rotates(const LayerKind& k) { return softmax_attention(k) && k.attention.rope_dim > 0; }
+
+bool stays(const LayerKind& k) { return softmax_attention(k) && k.attention.rope_dim == 0; }
+
+// The attention of the first layer that rotates; where none does, of the first.
 const Attention& attention_of(const Plan& p) {
     static const Attention none;
-    const LayerKind* kind = first_kind(p, softmax_attention);
+    const LayerKind* kind = first_kind(p, rotates);
+    if (kind == nullptr) kind = first_kind(p, softmax_attention);
     return kind != nullptr ? kind->attention : none;
 }
 
@@ -91,7 +98,7 @@ double ffn(const Plan& p) {
 
 double window(const Plan& p) {
     const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.attention.window > 0; });
-    return kind != nullptr ? static_cast<double>(kind->attention.window) : 0.0;
+    return kind != nullptr ? static_cast<double>(kind->attention.window - 1) : 0.0;
 }
 
 double glu_limit(const Plan& p) { return mlp_of(p).swiglu_limit; }
@@ -131,15 +138,22 @@ Attention without_reach(Attention attention) {
     return attention;
 }
 
+// Layers of the same attention, one of which may leave queries and keys as they are where the other rotates them.
+bool same_attention(const LayerKind& a, const LayerKind& b) {
+    Attention left = without_reach(a.attention), right = without_reach(b.attention);
+    if (left.rope_dim == 0 || right.rope_dim == 0) {
+        left.rope_dim = right.rope_dim = 0;
+        left.rope = right.rope = std::nullopt;
+    }
+    return left == right;
+}
+
 // True where one configuration describes every layer.
 bool uniform(const Plan& p) {
     const LayerKind *attention = nullptr, *linear = nullptr, *experts = nullptr, *dense = nullptr;
     const auto agrees = [](const LayerKind*& first, const LayerKind& k, const auto& same) {
         if (first == nullptr) first = &k;
         return same(*first, k);
-    };
-    const auto same_attention = [](const LayerKind& a, const LayerKind& b) {
-        return without_reach(a.attention) == without_reach(b.attention);
     };
     std::int64_t reach = 0;
     for (const int index : p.model->layers) {
@@ -246,6 +260,7 @@ std::vector<PlanWord> whole_model() {
         {"model.norm_eps", NumberWord{[](const Plan& p) { return p.model->norm_eps; }}},
         {"model.uniform", NameWord{[](const Plan& p) { return on_off(uniform(p)); }}},
         {"model.bias", NameWord{bias_form}},
+        {"model.parts", SetWord{model_parts, model_parts_from_string, model_parts_text}},
         {"model.pattern", TextWord{pattern}},
     };
 }
@@ -253,6 +268,10 @@ std::vector<PlanWord> whole_model() {
 std::vector<PlanWord> positions_words() {
     return {
         {"model.positions", NameWord{positions}},
+        {"model.partly_rotated", NameWord{[](const Plan& p) {
+             return on_off(first_kind(p, rotates) != nullptr && first_kind(p, stays) != nullptr);
+         }}},
+        {"model.unrotated_layers", TextWord{[](const Plan& p) { return marks(p, stays); }}},
         {"model.rope_theta", NumberWord{[](const Plan& p) { return p.model->rope_theta; }}},
         {"model.rotary_percent", NumberWord{rotary_percent}},
         {"model.rope_scaling", NameWord{rope_scaling}},
@@ -305,6 +324,8 @@ std::vector<PlanWord> attention_words() {
         {"model.indexer_heads", NumberWord{[](const Plan& p) { return double(indexer_of(p).indexer_heads); }}},
         {"model.indexer_dim", NumberWord{[](const Plan& p) { return double(indexer_of(p).indexer_dim); }}},
         {"model.indexer_top_k", NumberWord{[](const Plan& p) { return double(indexer_of(p).indexer_top_k); }}},
+        {"model.indexer_interleaved",
+         NameWord{[](const Plan& p) { return on_off(indexer_of(p).indexer_interleaved); }}},
         {"model.index_frequency", NumberWord{[](const Plan& p) { return double(index_sharing(p).frequency); }}},
         {"model.index_offset", NumberWord{[](const Plan& p) { return double(index_sharing(p).offset); }}},
     };

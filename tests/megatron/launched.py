@@ -31,8 +31,10 @@ PROFILES = ROOT / "profiles"
 
 # The profile of a model, and the words of plans.py that say which choices it has.
 MODELS = {
-    "DeepSeek-V3": "deepseek", "DeepSeek-V3.2": "sparse", "GLM-4.5-Air": "deepseek", "GPT-OSS-120B": "gpt-oss",
-    "Kimi-K2": "deepseek", "Llama3-70B": "dense", "Mixtral-8x22B": "mixtral", "Nemotron-3-Nano": "qwen3", "Qwen3-235B-A22B": "qwen3", "Qwen3-Next-80B-A3B": "gated-delta",
+    "DeepSeek-V3": "deepseek", "DeepSeek-V3.2": "sparse", "GLM-4.5-Air": "deepseek", "GLM-4.7-Flash": "deepseek", "GLM-5.2": "sparse",
+    "GPT-OSS-120B": "gpt-oss", "Hy3": "deepseek", "K-EXAONE-236B-A23B": "deepseek", "Kimi-K2": "deepseek", "Ling-1T": "deepseek",
+    "Llama3-70B": "dense", "Mixtral-8x22B": "mixtral", "Nemotron-3-Nano": "qwen3", "Nemotron-3-Super": "qwen3", "Qwen3-235B-A22B": "qwen3",
+    "Qwen3-Next-80B-A3B": "gated-delta", "Qwen3.5-35B-A3B": "gated-delta", "Solar-Open-100B": "deepseek",
 }  # fmt: skip
 MACHINES = ["h100", "h200", "b200", "gb200-nvl72", "gb300-nvl72"]
 ON = ["fsdp", "paged_stash", "tp_overlap", "ep_overlap", "delay_wgrad", "deterministic"]

@@ -169,7 +169,7 @@ def exported(wheel):
     text = "".join(
         wheel.read(name).decode() for name in wheel.namelist() if name.startswith("megatron/bridge/recipes/")
     )
-    return set(re.findall(r"[a-z0-9_]+_pretrain_config", text))
+    return set(re.findall(r"[a-z0-9_]+_pretrain_(?:[a-z0-9_]+_)?config", text))
 
 
 def main():

@@ -12,7 +12,8 @@ DENSE = {
     "model.tied_embeddings": "off", "model.vocab": "128256", "model.vocab_divisor": "128", "model.positions": "rope",
     "model.rope_theta": "500000", "model.rope_scaling": "none", "model.rotary_percent": "1", "model.router_scale": "1",
     "model.router_groups": "1", "model.router_weights": "of chosen", "model.selection_bias": "off", "model.q_lora": "0",
-    "model.index_frequency": "1", "model.uniform": "on",
+    "model.index_frequency": "1", "model.uniform": "on", "model.parts": "none", "model.partly_rotated": "off",
+    "model.indexer_interleaved": "off",
 }  # fmt: skip
 
 MODELS = {

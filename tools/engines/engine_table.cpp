@@ -55,6 +55,15 @@ void check_version(const std::string& version, const std::string& place) {
     }
 }
 
+// One reason for each part of "kwargs+args"; "" = every part.
+void add_refusal(EngineEntry& entry, const std::string& of, const std::string& reason) {
+    for (std::size_t begin = 0; begin <= of.size();) {
+        const std::size_t end = std::min(of.find('+', begin), of.size());
+        entry.refusals[of.substr(begin, end - begin)] = reason;
+        begin = end + 1;
+    }
+}
+
 void read_member(EngineEntry& entry, const std::string& key, const Json& value, const std::string& place) {
     if (key == "field") {
         entry.field = text_of(value, place, key);
@@ -74,7 +83,7 @@ void read_member(EngineEntry& entry, const std::string& key, const Json& value, 
         for (const auto& [name, word] : object_of(value, place, key).items())
             entry.words.emplace_back(name, text_of(word, place, key));
     } else if (key == "refuse" || key.starts_with("refuse_")) {
-        entry.refusals[key == "refuse" ? "" : key.substr(7)] = text_of(value, place, key);
+        add_refusal(entry, key == "refuse" ? "" : key.substr(7), text_of(value, place, key));
     } else if (key == "class") {
         entry.class_name = text_of(value, place, key);
     } else if (key != "note" && key != "needs_transformer_engine") {

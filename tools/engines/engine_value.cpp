@@ -65,12 +65,13 @@ constexpr std::array made{
 // Names of what stands before, in and behind the layers of a model.
 struct ModuleNames {
     const char *embedding, *layer;
+    const char* mtp; // "" = the engine trains none
     std::array<const char*, 2> head;
     const char* everywhere; // module that every part has, "" = none
 };
-constexpr ModuleNames torchtitan_names{"tok_embeddings", "layers.", {"norm", "output"}, ""};
+constexpr ModuleNames torchtitan_names{"tok_embeddings", "layers.", "", {"norm", "output"}, ""};
 constexpr ModuleNames automodel_names{
-    "model.embed_tokens", "model.layers.", {"model.norm", "lm_head"}, "model.rotary_emb"};
+    "model.embed_tokens", "model.layers.", "mtp", {"model.norm", "lm_head"}, "model.rotary_emb"};
 
 // The modules of every stage, a list of lists of names.
 Json module_parts(const plan::Plan& plan, const ModuleNames& names) {
@@ -82,6 +83,7 @@ Json module_parts(const plan::Plan& plan, const ModuleNames& names) {
             part.push_back(fmt::format("{}{}", names.layer, stage.first_layer + layer));
         if (stage.loss)
             for (const char* name : names.head) part.push_back(name);
+        if (stage.mtp > 0 && *names.mtp != '\0') part.push_back(names.mtp);
         if (*names.everywhere != '\0') part.push_back(names.everywhere);
         parts.push_back(part);
     }

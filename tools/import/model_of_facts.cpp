@@ -114,7 +114,7 @@ void add_latent(Json& config, const Facts& facts, const std::string& place) {
 void add_windows(Json& config, const Facts& facts) {
     const std::int64_t window = number(facts, "model.window");
     if (window < 1) return;
-    config["sliding_window"] = window;
+    config["sliding_window"] = window + 1; // positions that a query sees, itself included
     config["use_sliding_window"] = true;
     const Json marks = literal(get(facts, "model.window_layers", "[]"));
     for (std::size_t layer = 0; marks.is_array() && layer < marks.size(); ++layer)
@@ -225,6 +225,7 @@ void complete_facts(Facts& facts) {
     }
     // Megatron-LM's arguments.py: 4 times the width, of a gated MLP two thirds of it in steps of 64.
     fill("model.ffn", on(facts, "model.gated") ? hidden * 4 * 2 / 3 / 64 * 64 : hidden * 4);
+    if (on(facts, "model.hybrid")) return; // its pattern says which layers have experts
     const std::int64_t layers = number(facts, "model.layers");
     if (number(facts, "model.experts") < 1 || layers < 1 || layers > 1 << 14) return;
     fill("model.expert_ffn", number(facts, "model.ffn"));

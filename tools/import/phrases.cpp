@@ -135,7 +135,8 @@ std::optional<std::string> list_of(const std::string& text) {
 std::string marks_of(int every, int layers, const std::string& marks) {
     std::string text = "[";
     for (int layer = 0; layer < layers; ++layer) {
-        const bool mark = marks == "multiples" ? layer % every == 0 : (layer + 1) % every != 0;
+        const bool last = (layer + 1) % every == 0; // of its N
+        const bool mark = marks == "multiples" ? layer % every == 0 : marks == "last" ? last : !last;
         text += fmt::format("{}{}", layer > 0 ? "," : "", mark ? 1 : 0);
     }
     return text + "]";

@@ -88,6 +88,7 @@ std::string layout_of_parts(const std::vector<std::string>& parts, const plan::P
         }
         layer += stages[i].layers;
         stages[i].embedding = parts[i].find("embed") != std::string::npos;
+        stages[i].mtp = parts[i].find("mtp") != std::string::npos ? static_cast<int>(plan.model->mtp.size()) : 0;
         stages[i].loss = parts[i].find("output") != std::string::npos || parts[i].find("lm_head") != std::string::npos;
     }
     if (layer != static_cast<int>(plan.model->layers.size())) return {};

@@ -12,8 +12,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The engine's name of the plan's model.
+// The engine's name of the plan's model. Where the engine has a model of that architecture that lacks a part of this
+// one, the table names the part.
 std::string known_model(const EngineTable& table, const plan::Plan& plan) {
+    for (const EngineEntry& entry : table.entries) {
+        const auto reason = entry.refusals.find("");
+        if (entry.field == "model.parts" && reason != entry.refusals.end() && entry.when.holds(plan))
+            refuse("{}", reason->second);
+    }
     for (const EngineRecipe& recipe : table.recipes)
         if (recipe.when.holds(plan)) return recipe.name;
     std::vector<std::string> names;

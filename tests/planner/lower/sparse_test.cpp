@@ -98,8 +98,23 @@ TEST_CASE("sparse attention: parameters and FLOPs are the published ones") {
     const model::Model glm = families::load_model("GLM-5.2");
     const double published = 499.60e12 * 192 * 39.4292 / (3072.0 * 4096);
     const double projections = 2048.0 * 32 * 128 + 6144.0 * (128 + 32), seen = 2048.0 * (1 - 2048.0 / 8192);
-    const double loss = 2.0 * 22 * (projections + 2 * 32 * 128 * seen);
-    CHECK(model::model_flops_per_token(glm, 4096) - loss == nearly(published).epsilon(2e-4));
+    const double loss = 2.0 * 22 * (projections + 2 * 32 * 128 * seen), all = 2.0 * 22 * (2 * 32 * 128 * (2048 - seen));
+    plan::Plan plan = plan_of(config());
+    plan.model = std::make_shared<const model::Model>(glm);
+    plan.seq = 4096;
+    const auto flops = [&](double coefficient, plan::IndexerStage stage) {
+        plan.indexer = {coefficient, stage};
+        return plan::flops_per_token(plan);
+    };
+    const double sparse = flops(1.0, plan::IndexerStage::sparse), none = flops(0.0, plan::IndexerStage::sparse);
+    CHECK(none == nearly(published).epsilon(2e-4));
+    CHECK(sparse == model::model_flops_per_token(glm, 4096));
+    CHECK(sparse - none == nearly(loss).epsilon(1e-9));
+    CHECK(flops(0.5, plan::IndexerStage::dense_loss) - sparse == nearly(all).epsilon(1e-9));
+    // In the warm-up attention goes over all keys as well: 64 heads over latents of 512 and 64 columns, in 78 layers
+    // and MTP's.
+    const double core = 6.0 * 79 * 64 * (2 * 512 + 64) * (2048 - seen);
+    CHECK(flops(1.0, plan::IndexerStage::warm_up) - sparse == nearly(all + core).epsilon(1e-9));
     // Behind top-k positions a query sees no more keys; the indexer compares all of them.
     CHECK(model::keys_seen(glm.kind_of(0).attention, 1024) == nearly(512));
     CHECK(model::keys_seen(glm.kind_of(0).attention, 131072) == nearly(2048 * (1 - 2048.0 / 262144)));
@@ -132,6 +147,28 @@ TEST_CASE("sparse attention: products of a forward are the model's FLOPs, the co
     const double indexer = 96.0 * 128 + 256.0 * (64 + 2);
     const double mlp = 3.0 * 256 * 384, shared = 3.0 * 256 * 128;
     CHECK(products == nearly(2.0 * 512 * (6 * attention + 2 * indexer + 2 * mlp + 4 * shared + 256.0 * 512)));
+}
+
+TEST_CASE("sparse attention: products of indexers' gradients are in the price and the FLOPs where they are trained") {
+    plan::Plan plan = plan_of(config(shared_by_three));
+    const auto gradients = [&plan](double coefficient) { // products of index_q, index_k and index_w
+        plan.indexer.loss = coefficient;
+        const program::Program program = lower::lower(plan, 0);
+        double sum = 0.0;
+        for (const program::Op& op : program.templates[1].ops)
+            if (op.kind == program::OpKind::gemm && op.phase == program::Phase::wgrad)
+                for (const program::TensorId id : op.out)
+                    if (program.tensors[static_cast<std::size_t>(id)].name.find("index_") != std::string::npos)
+                        sum += op.flops;
+        return sum;
+    };
+    CHECK(gradients(0.0) == 0.0);
+    const double projections = 96.0 * 128 + 256.0 * (64 + 2), seen = 128.0 * (1 - 128.0 / 1024);
+    CHECK(gradients(1.0) == nearly(2 * 2.0 * 512 * projections));
+    plan.indexer.loss = 0.0;
+    const double none = plan::flops_per_token(plan);
+    plan.indexer.loss = 1.0;
+    CHECK(plan::flops_per_token(plan) - none == nearly(2 * 2.0 * (projections + 2 * 2 * 64 * seen)).epsilon(1e-9));
 }
 
 TEST_CASE("sparse attention: heads are split over TP, the indexer is not, CP brings all keys to its queries") {

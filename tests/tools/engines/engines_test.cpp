@@ -1,9 +1,11 @@
 // Tables of other engines: every plan field is said or refused, names are those of the sources, and plans as expected.
 #include "planner/base/files.hpp"
+#include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/stack/plan_words.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/tools/verbs/command.hpp"
 #include "tools/engines/engine_table.hpp"
@@ -150,9 +152,43 @@ TEST_CASE("engines: what cannot be said is refused by the name of the field") {
     CHECK(fault(plan, tools::torchtitan_launch).starts_with("2: fsdp off: "));
     plan = sample("Llama4-Scout", "h100", 16);
     CHECK(fault(plan, tools::megatron_lm_launch).find("chunks") != std::string::npos);
-    CHECK(fault(plan, tools::torchtitan_launch).starts_with("2: model Llama4-Scout: "));
+    CHECK(fault(plan, tools::torchtitan_launch).find("queries that grow with their position") != std::string::npos);
+    CHECK(fault(plan, tools::automodel_launch).starts_with("2: model Llama4-Scout: "));
     plan = sample("DeepSeek-V4-Flash", "h100", 64);
     CHECK(fault(plan, tools::megatron_lm_launch).find("compressed attention") != std::string::npos);
+}
+
+TEST_CASE("engines: which of the profiles' models each launch form takes, and why not the others, as committed") {
+    struct Form {
+        const char* name;
+        tools::EngineLaunch (*launch)(const plan::Plan&, const tools::Nodes&);
+    };
+    const Form forms[] = {{"megatron-core", [](const plan::Plan& plan,
+                                               const tools::Nodes&) { return tools::megatron_core_launch(plan); }},
+                          {"megatron-lm", tools::megatron_lm_launch},
+                          {"megatron-bridge", tools::megatron_bridge_launch},
+                          {"torchtitan", tools::torchtitan_launch},
+                          {"automodel", tools::automodel_launch}};
+    std::string table;
+    for (const std::string& name : profile_names("models")) {
+        table += name + "\n";
+        for (const Form& form : forms) {
+            const bool megatron = std::string(form.name).starts_with("megatron");
+            plan::Plan plan = sample(name, "h100", 8);
+            if (!megatron) set(plan, {{"fsdp", "on"}, {"recompute", "full"}});
+            if (plan.indexer.loss > 0.0 && !megatron && stack::plan_word(plan, "model.sparse_attention") == "on")
+                set(plan, {{"indexer_loss", "none"}});
+            std::string answer = "yes";
+            const std::string why = fault_of([&] {
+                const std::string recipe = form.launch(plan, {"job", 1, 8}).said.value("recipe", "");
+                if (!recipe.empty()) answer += ": " + recipe;
+            });
+            if (!why.empty()) answer = why;
+            answer = answer.substr(0, answer.find("; known are "));
+            table += fmt::format("  {}: {}\n", form.name, answer);
+        }
+    }
+    hold("models.txt", table);
 }
 
 TEST_CASE("engines: documents are masked by the release that can, and refused elsewhere") {

@@ -34,19 +34,28 @@ const std::vector<Engine>& engines() {
         {"megatron-lm",
          "train.sh",
          tools::megatron_lm_launch,
-         {"DeepSeek-V3", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "Mixtral-8x22B", "Llama3-70B", "Kimi-K2"},
+         {"DeepSeek-V3", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "Mixtral-8x22B", "Llama3-70B", "Kimi-K2", "DeepSeek-V3.2",
+          "GLM-4.7-Flash", "GLM-5", "GLM-5.2", "GPT-OSS-120B", "Hy3", "K-EXAONE-236B-A23B", "Ling-1T",
+          "Moonlight-16B-A3B", "Nemotron-3-Super", "Qwen3-Next-80B-A3B", "Qwen3.5-35B-A3B", "Solar-Open-100B"},
          true},
         {"megatron-bridge",
          "run.yaml",
          tools::megatron_bridge_launch,
-         {"DeepSeek-V3", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "Mixtral-8x22B", "Llama3-70B", "Kimi-K2"},
+         {"DeepSeek-V3", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "Mixtral-8x22B", "Llama3-70B", "Kimi-K2", "GLM-5.2",
+          "GPT-OSS-120B", "Hy3", "K-EXAONE-236B-A23B", "Ling-1T", "Moonlight-16B-A3B", "Nemotron-3-Super",
+          "OLMoE-1B-7B", "Qwen3-Next-80B-A3B", "Qwen3.5-35B-A3B", "Solar-Open-100B"},
          false},
         {"torchtitan",
          "job.toml",
          tools::torchtitan_launch,
          {"Qwen3-30B-A3B", "Qwen3-235B-A22B", "Llama3-8B", "Llama3-70B"},
          true},
-        {"automodel", "job.yaml", tools::automodel_launch, {"Qwen3-30B-A3B", "Qwen3-235B-A22B", "Llama3-8B"}, true},
+        {"automodel",
+         "job.yaml",
+         tools::automodel_launch,
+         {"Qwen3-30B-A3B", "Qwen3-235B-A22B", "Llama3-8B", "ERNIE-4.5-21B-A3B", "GPT-OSS-20B", "Kimi-K2", "Ling-1T",
+          "Ling-mini-2.0", "MiMo-V2-Flash", "MiniMax-M2", "Nemotron-3-Super", "Qwen3.5-35B-A3B"},
+         true},
     };
     return list;
 }
@@ -134,6 +143,10 @@ private:
         if (plan.capacity > 0.0) set(plan, 0.7, "paged_stash", {"on"});
         set(plan, 0.1, "documents", {"mask"});
         if (plan.ep > 1) router(plan);
+        const auto sparse = [](const model::LayerKind& kind) { return kind.attention.sparse(); };
+        if (std::none_of(plan.model->kinds.begin(), plan.model->kinds.end(), sparse)) return;
+        set(plan, 0.7, "indexer_loss", {"none", "0.001", "0.01"});
+        if (plan.indexer.loss > 0.0) set(plan, 0.5, "indexer_stage", {"dense_loss"});
     }
 
     void router(plan::Plan& plan) {
@@ -200,8 +213,12 @@ TEST_CASE("import: what launch writes of a plan is read as that plan") {
     for (const Engine& engine : engines()) {
         Plans plans(engine, seed);
         std::uint64_t written = 0;
-        for (std::uint64_t tries = 0; written < asked && tries < asked * 400; ++tries)
-            written += goes_round(engine, plans.next(), fmt::format("MOE_PLAN_SEED={}, try {}", seed, tries));
+        for (std::uint64_t tries = 0; written < asked && tries < asked * 400; ++tries) {
+            const plan::Plan plan = plans.next();
+            written += goes_round(engine, plan,
+                                  fmt::format("MOE_PLAN_SEED={}, try {}, {} with pp {} and vpp {}", seed, tries,
+                                              plan.model->name, plan.pp, plan.vpp));
+        }
         CHECK_MESSAGE(written == asked, std::string(engine.name) << ": " << written << " plans of " << asked);
     }
 }

@@ -51,6 +51,7 @@ MODEL_ARGS=(
     --qk-head-dim 128
     --qk-pos-emb-head-dim 64
     --v-head-dim 128
+    --kv-channels 128
     --rope-type rope
     --no-rope-fusion
     --num-experts 256
