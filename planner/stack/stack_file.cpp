@@ -62,7 +62,6 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.grouped_gemm = by_precision(costs, "grouped_gemm");
     c.attention_forward = costs.number("attention_forward", c.attention_forward, 0.01, 1.5);
     c.attention_backward = costs.number("attention_backward", c.attention_backward, 0.01, 1.5);
-    c.attention_gathered = costs.number("attention_gathered", c.attention_gathered, 0.01, 1.0);
     c.attention_picked_forward = costs.number("attention_picked_forward", c.attention_picked_forward, 0.01, 1.5);
     c.attention_picked_backward = costs.number("attention_picked_backward", c.attention_picked_backward, 0.01, 1.5);
     c.attention_picked_half_length =

@@ -24,7 +24,6 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
                          op.kind == program::OpKind::delta_rule || op.kind == program::OpKind::ssd;
     const bool picked = attr != nullptr && attr->picked > 0;
     double limit = forward ? c.attention_forward : c.attention_backward;
-    if (attr != nullptr && attr->gathered) limit *= c.attention_gathered;
     if (picked) limit = forward ? c.attention_picked_forward : c.attention_picked_backward;
     const double half = picked ? c.attention_picked_half_length : c.attention_half_length;
     double keys = 1.0;

@@ -46,6 +46,7 @@ struct Interval {
     double low = 0.0, high = 0.0; // TFLOPS/GPU
     int rows = 0;                 // that it rests on
     bool new_family = false, new_system = false, new_stack = false;
+    bool new_release = false; // no run of the plan's stack on its system; not told without a correction
 };
 struct IntervalResult {
     std::optional<Interval> interval;

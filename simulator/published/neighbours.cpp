@@ -54,8 +54,9 @@ double distance(const NeighbourModel& model, const stack::Workload& a, const sta
     return sum;
 }
 
-double remaining(const NeighbourModel& model, double open_deviation) {
-    return std::hypot(std::sqrt(model.unseen) * open_deviation, model.noise.at("A"));
+double remaining(const NeighbourModel& model, double open_deviation, bool new_release) {
+    return std::hypot(std::sqrt(model.unseen) * open_deviation, model.noise.at("A"),
+                      new_release ? model.new_release : 0.0);
 }
 
 Spread spread_of(const NeighbourModel& model, const stack::Workload& workload, bool new_family, bool new_system) {
@@ -105,7 +106,7 @@ Correction Neighbours::of(const stack::Workload& workload, const std::string& wi
         for (std::size_t j = 0; j < weights.size(); ++j) weights[j] -= share * column[j];
     }
     Correction correction;
-    correction.new_family = correction.new_system = true;
+    correction.new_family = correction.new_system = correction.new_release = true;
     double known = 0.0;
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
@@ -113,11 +114,15 @@ Correction Neighbours::of(const stack::Workload& workload, const std::string& wi
         ++correction.rows;
         correction.log_error += weights[i] * errors_[i];
         known += weights[i] * near[i];
-        correction.new_family = correction.new_family && runs_[i].workload.family != workload.family;
-        correction.new_system = correction.new_system && runs_[i].workload.hardware != workload.hardware;
+        const stack::Workload& known_run = runs_[i].workload;
+        const bool same_system = known_run.hardware == workload.hardware;
+        correction.new_family = correction.new_family && known_run.family != workload.family;
+        correction.new_system = correction.new_system && !same_system;
+        correction.new_release = correction.new_release && !(same_system && known_run.stack == workload.stack);
         order.push_back(i);
     }
-    correction.deviation = remaining(model_, std::sqrt(std::max(0.0, model_.deviation * model_.deviation - known)));
+    const double open = std::sqrt(std::max(0.0, model_.deviation * model_.deviation - known));
+    correction.deviation = remaining(model_, open, correction.new_release);
     correction.spread = spread_of(model_, workload, correction.new_family, correction.new_system);
     const auto part = [&](std::size_t i) { return std::abs(weights[i] * errors_[i]); };
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return part(a) > part(b); });
@@ -144,6 +149,12 @@ std::optional<Neighbours> load_neighbours(const stack::Stack& stack) {
     const NeighbourModel model = neighbour_model_from_json(read_file(path), path);
     Neighbours known(model, measured_runs(model, residuals_from_json(read_file(residuals), residuals)));
     return stack.anchors.empty() ? known : known.with(stack.anchors);
+}
+
+std::vector<LeftOutCoverage> left_out_coverage() {
+    const std::string path = profiles_folder() + "/runs/neighbours.json";
+    if (!std::filesystem::exists(path)) return {};
+    return neighbour_model_from_json(read_file(path), path).coverage;
 }
 
 stack::Workload workload_of(const plan::Plan& plan, const stack::Stack& stack) {
@@ -182,6 +193,7 @@ IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estim
     interval.rows = correction->rows;
     interval.new_family = correction->new_family;
     interval.new_system = correction->new_system;
+    interval.new_release = correction->new_release;
     interval.new_stack = new_stack;
     if (of_residuals.interval) { // what nobody has run is known no better than an unseen family and system
         interval.low = std::min(interval.low, of_residuals.interval->low);

@@ -36,17 +36,30 @@ struct Spread {
     double low = 0.0, high = 0.0;
 };
 
+// How many runs lay within their intervals where the fit and the process had not seen them.
+struct Coverage {
+    double inside = 0.0, width = 0.0; // share of the runs; mean of high / low - 1
+};
+struct LeftOutCoverage {
+    std::string left_out; // with the run: "row", "family", "system", "model", "system and release"
+    Coverage all;
+    std::map<std::string, Coverage> systems; // by hardware profile, of those with a spread of their own
+};
+
 // profiles/runs/neighbours.json, as tools/fit writes it.
 struct NeighbourModel {
     double deviation = 0.0; // standard deviation of g
     // How often the variance of g that runs leave open counts in what remains: a fit is off by more without a whole
     // family than with its rows, from which the deviation is known.
     double unseen = 1.0;
+    // Standard deviation of what remains beside these where no run of the system under its stack is known.
+    double new_release = 0.0;
     std::array<double, feature_count> distance{};
     std::map<std::string, double> noise; // standard deviation of one run's log error, by tier
     double most = 0.0;                   // |log error| beyond which a run counts as one of that much
     Spread all, new_family, new_system;
     std::map<std::string, Spread> systems; // by hardware profile, of those with enough rows
+    std::vector<LeftOutCoverage> coverage; // of the fitted runs, by what was left out
     std::string source;
 };
 NeighbourModel neighbour_model_from_json(const std::string& text, const std::string& place);
@@ -55,8 +68,9 @@ std::string to_json(const NeighbourModel& model);
 // How many doublings lie between two counts, either above 0.
 double doublings(double a, double b);
 
-// The standard deviation of what remains of one run, where runs leave so much of g open.
-double remaining(const NeighbourModel& model, double open_deviation);
+// The standard deviation of what remains of one run, where runs leave so much of g open; new_release: no run of the
+// system under its stack is known.
+double remaining(const NeighbourModel& model, double open_deviation, bool new_release);
 // The spread of what remains for a workload: its system's own where there is one, wider for a family or a system of
 // which no run is known.
 Spread spread_of(const NeighbourModel& model, const stack::Workload& workload, bool new_family, bool new_system);
@@ -73,7 +87,7 @@ struct Correction {
     double log_error = 0.0; // expected log(predicted / true) of a plan of the workload
     double deviation = 0.0; // standard deviation of what remains, the single run's noise included
     Spread spread;          // of what remains, in units of `deviation`
-    bool new_family = false, new_system = false;
+    bool new_family = false, new_system = false, new_release = false;
     int rows = 0;                   // runs that it rests on
     std::vector<Influence> nearest; // a few, those of the largest part in log_error first
     // Seconds of a corrected step over those predicted.
@@ -104,6 +118,9 @@ std::vector<stack::MeasuredRun> measured_runs(const NeighbourModel& model, const
 // What corrects plans of a stack: published runs and those that the stack's own file holds. Empty for the executable
 // stack, whose errors the published ones are not, and where the profiles hold no model.
 std::optional<Neighbours> load_neighbours(const stack::Stack& stack);
+
+// Of the fitted runs, as profiles/runs/neighbours.json says; empty where there is none.
+std::vector<LeftOutCoverage> left_out_coverage();
 
 stack::Workload workload_of(const plan::Plan& plan, const stack::Stack& stack);
 

@@ -24,6 +24,21 @@ Spread spread_of(const JsonObject& json, const std::string& key) {
 double rounded(double value) { return rounded_to(value, 4); }
 
 nlohmann::ordered_json pair_of(const Spread& spread) { return {rounded(spread.low), rounded(spread.high)}; }
+nlohmann::ordered_json pair_of(const Coverage& c) { return {rounded(c.inside), rounded(c.width)}; }
+
+Coverage coverage_of(const JsonObject& json, const std::string& key) {
+    const std::vector<double> pair = json.numbers(key, 0.0, 100.0);
+    if (pair.size() != 2 || pair[0] > 1.0) json.refuse_value(key, "must be [share inside, width]");
+    return {pair[0], pair[1]};
+}
+
+LeftOutCoverage left_out_coverage(const JsonObject& json) {
+    json.only({"left_out", "all", "systems"});
+    LeftOutCoverage way{json.string("left_out"), coverage_of(json, "all"), {}};
+    const JsonObject systems = json.object("systems");
+    for (const std::string& system : systems.keys()) way.systems[system] = coverage_of(systems, system);
+    return way;
+}
 
 } // namespace
 
@@ -32,11 +47,13 @@ const char* to_string(Feature feature) { return names[static_cast<std::size_t>(f
 NeighbourModel neighbour_model_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     check_schema(json, schema::neighbours);
-    json.only({"schema", "source", "deviation", "unseen", "distance", "noise", "most", "spread"});
+    json.only(
+        {"schema", "source", "deviation", "unseen", "new_release", "distance", "noise", "most", "spread", "coverage"});
     NeighbourModel model;
     model.source = json.string("source");
     model.deviation = json.number("deviation", 1e-6, 10.0);
     model.unseen = json.number("unseen", 0.1, 100.0);
+    if (json.has("new_release")) model.new_release = json.number("new_release", 0.0, 10.0);
     model.most = json.number("most", 1e-3, 10.0);
     const JsonObject distance = json.object("distance");
     distance.only({names.begin(), names.end()});
@@ -51,6 +68,8 @@ NeighbourModel neighbour_model_from_json(const std::string& text, const std::str
     model.new_system = spread_of(spread, "new_system");
     const JsonObject systems = spread.object("systems");
     for (const std::string& system : systems.keys()) model.systems[system] = spread_of(systems, system);
+    if (!json.has("coverage")) return model;
+    for (const JsonObject& way : json.objects("coverage")) model.coverage.push_back(left_out_coverage(way));
     return model;
 }
 
@@ -59,6 +78,7 @@ std::string to_json(const NeighbourModel& model) {
                                 {"source", model.source},
                                 {"deviation", rounded(model.deviation)},
                                 {"unseen", rounded(model.unseen)},
+                                {"new_release", rounded(model.new_release)},
                                 {"distance", nlohmann::ordered_json::object()},
                                 {"noise", nlohmann::ordered_json::object()},
                                 {"most", model.most}};
@@ -69,6 +89,12 @@ std::string to_json(const NeighbourModel& model) {
                       {"new_system", pair_of(model.new_system)},
                       {"systems", nlohmann::ordered_json::object()}};
     for (const auto& [system, spread] : model.systems) json["spread"]["systems"][system] = pair_of(spread);
+    json["coverage"] = nlohmann::ordered_json::array();
+    for (const LeftOutCoverage& way : model.coverage) {
+        nlohmann::ordered_json systems = nlohmann::ordered_json::object();
+        for (const auto& [system, coverage] : way.systems) systems[system] = pair_of(coverage);
+        json["coverage"].push_back({{"left_out", way.left_out}, {"all", pair_of(way.all)}, {"systems", systems}});
+    }
     return json.dump(1) + "\n";
 }
 

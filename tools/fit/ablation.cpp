@@ -22,9 +22,8 @@ struct Term {
     double neutral;
 };
 
-constexpr std::array<Term, 27> terms_of_costs{{
+constexpr std::array<Term, 26> terms_of_costs{{
     {"attention.2024", 1.0},
-    {"attention.gathered", 1.0},
     {"attention.pytorch", 1.0},
     {"clock.b200", 1.0},
     {"clock.h100-hbm2e", 1.0},

@@ -15,18 +15,21 @@
 namespace moe::tools {
 namespace {
 
+using published::Coverage;
+using published::LeftOutCoverage;
 using published::NeighbourModel;
 using published::Residual;
 using ResidualRows = std::vector<Residual>;
 
-constexpr double most = 0.35;                       // |log error| that a row counts as at most
-constexpr double degrees = 4.0;                     // of freedom of Student's t
-constexpr double usual = 0.5, usual_spread = 1.5;   // of a distance: prior of its logarithm, and its deviation
-constexpr double usual_weight = 0.5;                // of these priors, in rows
-constexpr double nearest = 0.0025, furthest = 12.0; // distances that are tried
-constexpr double narrowest = 0.02, widest = 0.4;    // deviations that are tried
-constexpr double first_step = 0.8, last_step = 0.1; // of logarithms
-constexpr std::size_t fewest_rows = 5;              // of a system with a spread of its own
+constexpr double most = 0.35;                          // |log error| that a row counts as at most
+constexpr double degrees = 4.0;                        // of freedom of Student's t
+constexpr double usual = 0.5, usual_spread = 1.5;      // of a distance: prior of its logarithm, and its deviation
+constexpr double usual_weight = 0.5;                   // of these priors, in rows
+constexpr double nearest = 0.0025, furthest = 12.0;    // distances that are tried
+constexpr double narrowest = 0.02, widest = 0.4;       // deviations that are tried
+constexpr double first_step = 0.8, last_step = 0.1;    // of logarithms
+constexpr std::size_t fewest_rows = 5;                 // of a system with a spread of its own
+constexpr const char* releases = "system and release"; // the way that `new_release` goes by
 
 // The rows by what `name` says of them.
 std::vector<std::vector<int>> grouped(const ResidualRows& rows,
@@ -38,6 +41,16 @@ std::vector<std::vector<int>> grouped(const ResidualRows& rows,
     return result;
 }
 
+std::string system_and_release(const Residual& r) { return r.workload.hardware + " " + r.workload.stack; }
+
+// True where no row of the row's system and release stays when the group leaves.
+bool left(const ResidualRows& rows, const std::vector<int>& group, int row) {
+    const std::string own = system_and_release(rows[static_cast<std::size_t>(row)]);
+    const auto is_own = [&own](const Residual& r) { return system_and_release(r) == own; };
+    const auto leaves = [&](int member) { return is_own(rows[static_cast<std::size_t>(member)]); };
+    return std::count_if(rows.begin(), rows.end(), is_own) == std::count_if(group.begin(), group.end(), leaves);
+}
+
 // The ways to leave out, their expectations not yet filled in.
 std::vector<LeftOut> ways(const ResidualRows& rows) {
     const auto target = [&rows](double Residual::*value) {
@@ -47,16 +60,19 @@ std::vector<LeftOut> ways(const ResidualRows& rows) {
     };
     const auto way = [&](const char* name, double Residual::*value,
                          const std::function<std::string(const Residual&)>& group) {
-        return LeftOut{name, target(value), {}, {}, grouped(rows, group)};
+        LeftOut result{name, target(value), {}, {}, {}, grouped(rows, group)};
+        result.new_release.assign(rows.size(), true);
+        for (const std::vector<int>& members : result.groups)
+            for (const int row : members) result.new_release[static_cast<std::size_t>(row)] = left(rows, members, row);
+        return result;
     };
     return {way("row", &Residual::fitted, [](const Residual& r) { return r.run_id; }),
             way("family", &Residual::family_left_out, [](const Residual& r) { return r.workload.family; }),
             way("system", &Residual::system_left_out, [](const Residual& r) { return r.workload.hardware; }),
             way("model", &Residual::family_left_out, [](const Residual& r) { return r.workload.model; }),
-            way("system and release", &Residual::release_left_out,
-                [](const Residual& r) { return r.workload.hardware + " " + r.workload.stack; })};
+            way(releases, &Residual::release_left_out, system_and_release)};
 }
-constexpr std::size_t judged = 3; // of them: those that parameters and spreads go by
+constexpr std::size_t judged = 3; // of them: those that distances and spreads go by
 
 void expect(const NeighbourModel& model, const ResidualRows& rows, LeftOut* begin, LeftOut* end) {
     const auto n = static_cast<Eigen::Index>(rows.size());
@@ -139,31 +155,50 @@ published::Spread quantiles(std::vector<Weighted> values, double tail) {
     return {at(tail), at(1.0 - tail)};
 }
 
-// What remains of a row, in units of the deviation that is known for it.
-double remains(const NeighbourModel& model, const LeftOut& way, std::size_t row) {
-    return (way.target[row] - way.mean[row]) / published::remaining(model, way.deviation[row]);
+double known_deviation(const NeighbourModel& model, const LeftOut& way, std::size_t row) {
+    return published::remaining(model, way.deviation[row], way.new_release[row]);
 }
 
-// `unseen` with which what remains of the rows is most likely, whatever unit it has.
-double likeliest_unseen(NeighbourModel model, const ResidualRows& rows, const std::vector<LeftOut>& ways) {
-    double best = 1.0, least = INFINITY;
-    for (model.unseen = 0.5; model.unseen < 20.0; model.unseen *= 1.2) {
-        double sum = 0.0, logs = 0.0, count = 0.0;
-        for (std::size_t w = 0; w < judged; ++w)
-            for (std::size_t i = 0; i < rows.size(); ++i) {
-                if (rows[i].tier == "C") continue;
-                sum += std::abs(remains(model, ways[w], i));
-                logs += std::log(published::remaining(model, ways[w].deviation[i]));
-                count += 1.0;
-            }
-        // Minus the logarithm of a Laplace likelihood, whose tails are as long as the rows', at its best scale.
-        const double value = std::log(sum / count) + logs / count;
-        if (value < least) {
-            least = value;
-            best = model.unseen;
+// 0, and from 0.02 to 0.4 by fifths.
+std::vector<double> tried_releases() {
+    std::vector<double> result{0.0};
+    for (double deviation = narrowest; deviation < widest; deviation *= 1.2) result.push_back(deviation);
+    return result;
+}
+
+// What remains of a row, in units of the deviation that is known for it.
+double remains(const NeighbourModel& model, const LeftOut& way, std::size_t row) {
+    return (way.target[row] - way.mean[row]) / known_deviation(model, way, row);
+}
+
+// Minus the logarithm of the likelihood of what remains, whatever unit it has: of a Laplace distribution, whose tails
+// are as long as the rows', at its best scale. Systems with a release count beside the ways that are judged.
+double unlikelihood_of_rest(const NeighbourModel& model, const ResidualRows& rows, const std::vector<LeftOut>& ways) {
+    double sum = 0.0, logs = 0.0, count = 0.0;
+    for (std::size_t w = 0; w < ways.size(); ++w) {
+        if (w >= judged && ways[w].name != releases) continue;
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            if (rows[i].tier == "C") continue;
+            sum += std::abs(remains(model, ways[w], i));
+            logs += std::log(known_deviation(model, ways[w], i));
+            count += 1.0;
         }
     }
-    return best;
+    return std::log(sum / count) + logs / count;
+}
+
+// `unseen` and `new_release` with which what remains of the rows is most likely.
+void set_deviations(NeighbourModel& model, const ResidualRows& rows, const std::vector<LeftOut>& ways) {
+    NeighbourModel tried = model;
+    double least = INFINITY;
+    for (tried.unseen = 0.5; tried.unseen < 20.0; tried.unseen *= 1.2)
+        for (const double release : tried_releases()) {
+            tried.new_release = release;
+            const double value = unlikelihood_of_rest(tried, rows, ways);
+            if (value >= least) continue;
+            least = value;
+            model.unseen = tried.unseen, model.new_release = tried.new_release;
+        }
 }
 
 // The spreads of the rows that are marked, tier C aside.
@@ -193,7 +228,7 @@ void set_spreads(NeighbourModel& model, const ResidualRows& rows, const std::vec
     model.systems.clear();
     for (const auto& [name, count] : system) {
         if (count < static_cast<double>(fewest_rows)) continue;
-        published::Spread& own = model.systems[name];
+        published::Spread& own = model.systems[name] = model.all; // a few rows cannot say that they are known better
         for (std::size_t w = 0; w < judged; ++w) {
             const auto here = [&name = name](const Residual& r) { return r.workload.hardware == name ? 1.0 : 0.0; };
             const published::Spread one = quantiles(of(ways[w], here), tail);
@@ -203,11 +238,66 @@ void set_spreads(NeighbourModel& model, const ResidualRows& rows, const std::vec
     }
 }
 
+// Inside its interval, and the interval's high / low - 1. The spreads are those of the rows that did not leave.
+struct Covered {
+    std::vector<bool> inside;
+    std::vector<double> width;
+};
+Covered covered(NeighbourModel model, const ResidualRows& rows, const std::vector<LeftOut>& ways, const LeftOut& way) {
+    Covered result{std::vector<bool>(rows.size()), std::vector<double>(rows.size())};
+    for (const std::vector<int>& group : way.groups) {
+        std::vector<bool> others(rows.size(), true);
+        for (const int row : group) others[static_cast<std::size_t>(row)] = false;
+        set_spreads(model, rows, ways, others);
+        const auto known = [&](std::string stack::Workload::*field, const std::string& value) {
+            for (std::size_t i = 0; i < rows.size(); ++i)
+                if (others[i] && rows[i].workload.*field == value) return true;
+            return false;
+        };
+        for (const int index : group) {
+            const auto row = static_cast<std::size_t>(index);
+            const stack::Workload& w = rows[row].workload;
+            published::Correction c;
+            c.new_family = !known(&stack::Workload::family, w.family);
+            c.new_system = !known(&stack::Workload::hardware, w.hardware);
+            const published::Spread spread = published::spread_of(model, w, c.new_family, c.new_system);
+            const double rest = remains(model, way, row);
+            result.inside[row] = spread.low <= rest && rest <= spread.high;
+            result.width[row] = std::expm1((spread.high - spread.low) * known_deviation(model, way, row));
+        }
+    }
+    return result;
+}
+
+Coverage mean_of(const Covered& covered, const ResidualRows& rows, const std::string& system) {
+    Coverage mean;
+    double count = 0.0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].tier == "C" || (!system.empty() && rows[i].workload.hardware != system)) continue;
+        mean.inside += covered.inside[i] ? 1.0 : 0.0;
+        mean.width += covered.width[i];
+        count += 1.0;
+    }
+    mean.inside /= count, mean.width /= count;
+    return mean;
+}
+
 } // namespace
 
 std::vector<LeftOut> leave_out(const NeighbourModel& model, const ResidualRows& rows) {
     std::vector<LeftOut> result = ways(rows);
     expect(model, rows, result.data(), result.data() + result.size());
+    return result;
+}
+
+std::vector<LeftOutCoverage> coverage_of(const NeighbourModel& model, const ResidualRows& rows) {
+    const std::vector<LeftOut> ways = leave_out(model, rows);
+    std::vector<LeftOutCoverage> result;
+    for (const LeftOut& way : ways) {
+        const Covered of_way = covered(model, rows, ways, way);
+        LeftOutCoverage& coverage = result.emplace_back(LeftOutCoverage{way.name, mean_of(of_way, rows, {}), {}});
+        for (const auto& [name, spread] : model.systems) coverage.systems[name] = mean_of(of_way, rows, name);
+    }
     return result;
 }
 
@@ -237,129 +327,10 @@ NeighbourModel fit_neighbours(const ResidualRows& rows, const std::string& sourc
         }
     }
     const std::vector<LeftOut> ways = leave_out(model, rows);
-    model.unseen = likeliest_unseen(model, rows, ways);
+    set_deviations(model, rows, ways);
     set_spreads(model, rows, ways, std::vector<bool>(rows.size(), true));
+    model.coverage = coverage_of(model, rows);
     return model;
-}
-
-namespace {
-
-struct Column { // rows of tiers A and B that a figure is of
-    const char* name;
-    std::function<bool(const Residual&)> holds;
-};
-
-std::string percent(double share) { return fmt::format("{:.1f} %", 100.0 * share); }
-
-// Mean |error| of the rows before and after they are corrected.
-std::string gain(const LeftOut& way, const ResidualRows& rows, const Column& column) {
-    double before = 0.0, after = 0.0;
-    int count = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (!column.holds(rows[i])) continue;
-        before += std::abs(std::expm1(way.target[i]));
-        after += std::abs(std::expm1(way.target[i] - way.mean[i]));
-        ++count;
-    }
-    return count == 0 ? "-" : fmt::format("{} -> {}", percent(before / count), percent(after / count));
-}
-
-// Inside its interval, and the interval's high / low - 1. The spreads are those of the rows that did not leave.
-struct Covered {
-    std::vector<bool> inside;
-    std::vector<double> width;
-};
-Covered covered(NeighbourModel model, const ResidualRows& rows, const std::vector<LeftOut>& ways, const LeftOut& way) {
-    Covered result{std::vector<bool>(rows.size()), std::vector<double>(rows.size())};
-    for (const std::vector<int>& group : way.groups) {
-        std::vector<bool> others(rows.size(), true);
-        for (const int row : group) others[static_cast<std::size_t>(row)] = false;
-        set_spreads(model, rows, ways, others);
-        const auto known = [&](std::string stack::Workload::*field, const std::string& value) {
-            for (std::size_t i = 0; i < rows.size(); ++i)
-                if (others[i] && rows[i].workload.*field == value) return true;
-            return false;
-        };
-        for (const int index : group) {
-            const auto row = static_cast<std::size_t>(index);
-            const stack::Workload& w = rows[row].workload;
-            published::Correction c;
-            c.new_family = !known(&stack::Workload::family, w.family);
-            c.new_system = !known(&stack::Workload::hardware, w.hardware);
-            const published::Spread spread = published::spread_of(model, w, c.new_family, c.new_system);
-            const double rest = remains(model, way, row);
-            result.inside[row] = spread.low <= rest && rest <= spread.high;
-            result.width[row] =
-                std::expm1((spread.high - spread.low) * published::remaining(model, way.deviation[row]));
-        }
-    }
-    return result;
-}
-
-std::string coverage(const Covered& covered, const ResidualRows& rows, const Column& column) {
-    double inside = 0.0, width = 0.0;
-    int count = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (!column.holds(rows[i])) continue;
-        inside += covered.inside[i] ? 1.0 : 0.0;
-        width += covered.width[i];
-        ++count;
-    }
-    return count == 0 ? "-" : fmt::format("{:.0f} %, {:.0f} %", 100.0 * inside / count, 100.0 * width / count);
-}
-
-} // namespace
-
-std::string neighbours_document(const NeighbourModel& model, const ResidualRows& rows) {
-    const auto ab = [](const Residual& r) { return r.tier != "C"; };
-    const std::vector<Column> kinds{{"A and B", ab},
-                                    {"A MoE", [](const Residual& r) { return r.tier == "A" && r.kind == "MoE"; }},
-                                    {"A and B MoE", [&](const Residual& r) { return ab(r) && r.kind == "MoE"; }},
-                                    {"A and B dense", [&](const Residual& r) { return ab(r) && r.kind == "dense"; }},
-                                    {"A and B hybrid", [&](const Residual& r) { return ab(r) && r.kind == "hybrid"; }}};
-    std::vector<Column> systems{{"all", ab}};
-    for (const auto& [name, spread] : model.systems)
-        systems.push_back(
-            {name.c_str(), [&, name = name](const Residual& r) { return ab(r) && r.workload.hardware == name; }});
-    const std::vector<LeftOut> ways = leave_out(model, rows);
-    const auto table = [&](const std::vector<Column>& columns, const auto& cell) {
-        std::string head = "| left out |", line = "|---|", body;
-        for (const Column& c : columns) head += fmt::format(" {} |", c.name), line += "---|";
-        for (const LeftOut& way : ways) {
-            body += fmt::format("| {} |", way.name);
-            for (const std::string& text : cell(way)) body += fmt::format(" {} |", text);
-            body += "\n";
-        }
-        return head + "\n" + line + "\n" + body;
-    };
-    const std::string gains = table(kinds, [&](const LeftOut& way) {
-        std::vector<std::string> cells;
-        for (const Column& c : kinds) cells.push_back(gain(way, rows, c));
-        return cells;
-    });
-    const std::string coverages = table(systems, [&](const LeftOut& way) {
-        const Covered inside = covered(model, rows, ways, way);
-        std::vector<std::string> cells;
-        for (const Column& c : systems) cells.push_back(coverage(inside, rows, c));
-        return cells;
-    });
-    std::string distances = "| feature | distance |\n|---|---|\n";
-    for (std::size_t i = 0; i < model.distance.size(); ++i)
-        distances += fmt::format("| {} | {:.2g} |\n", published::to_string(static_cast<published::Feature>(i)),
-                                 model.distance[i]);
-    return fmt::format("# What runs nearby do for predictions\n"
-                       "\n"
-                       "`build/tools/fit/fit-stacks --neighbours` writes this file.\n"
-                       "[docs/notes/intervals.md](../../docs/notes/intervals.md) says what it means.\n"
-                       "\n"
-                       "## Mean error before and after the correction\n\n{}\n"
-                       "## Coverage and mean width (high / low - 1) of the {:.0f} % intervals\n"
-                       "\n"
-                       "The spreads are those of the rows that were not left out.\n\n{}\n"
-                       "## Distances\n"
-                       "\n"
-                       "The deviation is {:.3g}; `gpus` and `seq` count for each doubling.\n\n{}",
-                       gains, 100.0 * published::interval_coverage, coverages, model.deviation, distances);
 }
 
 } // namespace moe::tools

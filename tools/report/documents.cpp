@@ -85,7 +85,8 @@ Json interval_json(const published::IntervalResult& result) {
             {"rows", i.rows},
             {"new_family", i.new_family},
             {"new_system", i.new_system},
-            {"new_stack", i.new_stack}};
+            {"new_stack", i.new_stack},
+            {"new_release", i.new_release}};
 }
 
 const published::Correction* pointer(const std::optional<published::Correction>& correction) {
@@ -121,6 +122,16 @@ Json summary_json(const published::ValidationSummary& s) {
             {"intervals", s.intervals},
             {"coverage", s.coverage},
             {"width", s.width}};
+}
+
+Json left_out_json(const std::vector<published::LeftOutCoverage>& coverage) {
+    const auto figures = [](const published::Coverage& c) { return Json{{"coverage", c.inside}, {"width", c.width}}; };
+    Json ways = Json::object();
+    for (const published::LeftOutCoverage& way : coverage) {
+        Json& systems = ways[way.left_out] = {{"all", figures(way.all)}, {"systems", Json::object()}};
+        for (const auto& [name, of_system] : way.systems) systems["systems"][name] = figures(of_system);
+    }
+    return ways;
 }
 
 // Published figures stand in skipped rows too, where there are any; predictions and errors only where there is one.
@@ -303,7 +314,8 @@ std::string comparison_document(const Comparison& comparison) {
 }
 
 std::string validation_document(const std::vector<published::Prediction>& predictions,
-                                const std::vector<published::Improvement>* improvements) {
+                                const std::vector<published::Improvement>* improvements,
+                                const std::vector<published::LeftOutCoverage>& coverage) {
     Json document = {{"rows", Json::array()}};
     for (const published::Prediction& p : predictions) {
         Json row = prediction_json(p);
@@ -323,6 +335,7 @@ std::string validation_document(const std::vector<published::Prediction>& predic
         for (const auto& [value, summary] : published::summarize_by(predictions, field))
             groups[value] = summary_json(summary);
     }
+    if (!coverage.empty()) document["left_out"] = left_out_json(coverage);
     if (improvements == nullptr) return stamped(schema::validate, document);
     Json& list = document["improvements"] = Json::array();
     for (const published::Improvement& i : *improvements) {

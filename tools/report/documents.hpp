@@ -84,9 +84,11 @@ std::string generate_document(const std::string& text, const std::vector<std::in
                               double seconds);
 
 std::string comparison_document(const Comparison& comparison);
-// improvements: nullptr where none were asked for.
+// improvements: nullptr where none were asked for. coverage: of fitted runs that were left out; empty where none is
+// known.
 std::string validation_document(const std::vector<published::Prediction>& predictions,
-                                const std::vector<published::Improvement>* improvements);
+                                const std::vector<published::Improvement>* improvements,
+                                const std::vector<published::LeftOutCoverage>& coverage);
 std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
 // A launch file read as a plan; out: path written, empty for none.
 std::string import_document(const Import& import, const std::string& out);

@@ -79,6 +79,7 @@ std::string interval_text(const published::IntervalResult& result) {
     if (i.new_family) new_ones.push_back("this model family");
     if (i.new_system) new_ones.push_back("this system");
     if (i.new_stack) new_ones.push_back("this stack");
+    if (i.new_release && !i.new_stack && !i.new_system) new_ones.push_back("this stack on this system");
     const std::string unseen = new_ones.empty() ? "" : fmt::format(", {} not among them", fmt::join(new_ones, " and "));
     return fmt::format("{:.0f}% interval {:.4g} to {:.4g} TFLOPS/GPU (cross-validated on {} measured runs{})",
                        100.0 * published::interval_coverage, i.low, i.high, i.rows, unseen);

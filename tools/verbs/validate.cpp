@@ -37,6 +37,28 @@ void print_groups(Console& console, const std::vector<published::Prediction>& pr
     console.table(table);
 }
 
+// Of the runs that coefficients and neighbours were fitted to, by fits without them.
+void print_left_out(Console& console, const std::vector<published::LeftOutCoverage>& coverage) {
+    std::vector<Column> columns{"<left out with the run"};
+    for (const published::LeftOutCoverage& way : coverage) columns.emplace_back(way.left_out);
+    Table table(columns);
+    const auto cell = [](const published::Coverage& c) {
+        return fmt::format("{:.0f}%, {:.0f}%", 100.0 * c.inside, 100.0 * c.width);
+    };
+    std::vector<std::string> all{"all systems"};
+    for (const published::LeftOutCoverage& way : coverage) all.push_back(cell(way.all));
+    table.add(all);
+    for (const auto& [system, first] : coverage.front().systems) {
+        std::vector<std::string> cells{system};
+        for (const published::LeftOutCoverage& way : coverage) cells.push_back(cell(way.systems.at(system)));
+        table.add(cells);
+    }
+    console.line("");
+    console.table(table);
+    console.note("inside, width: of the {:.0f}% intervals of fitted runs, where fit and neighbours have not seen them",
+                 100.0 * published::interval_coverage);
+}
+
 void print_skipped(Console& console, const std::vector<published::Prediction>& predictions) {
     std::map<std::string, int> reasons;
     for (const published::Prediction& p : predictions)
@@ -114,7 +136,10 @@ void validate_verb(const ValidateOptions& options) {
             console.progress(fmt::format("{} of {} plans searched for better ones", done, predictions.size()));
         });
     published::correct_runs(predictions, machine::load_coefficients(), !options.no_neighbours);
-    if (options.json) return print(validation_document(predictions, options.improve ? &improvements : nullptr));
+    const std::vector<published::LeftOutCoverage> coverage =
+        options.no_neighbours ? std::vector<published::LeftOutCoverage>{} : published::left_out_coverage();
+    if (options.json)
+        return print(validation_document(predictions, options.improve ? &improvements : nullptr, coverage));
     const published::ValidationSummary all = published::summarize(predictions);
     console.say("{} runs: {} predicted, {} skipped{}", all.rows, all.predicted, all.skipped, options.quiet ? "" : "\n");
     if (options.quiet) return;
@@ -123,6 +148,7 @@ void validate_verb(const ValidateOptions& options) {
                  100.0 * published::interval_coverage);
     if (!options.no_neighbours)
         console.note("Each row is corrected by runs nearby, itself left out; --no-neighbours corrects nothing");
+    if (!coverage.empty()) print_left_out(console, coverage);
     print_skipped(console, predictions);
     print_worst(console, predictions, static_cast<std::size_t>(options.worst));
     if (options.improve) print_improvements(console, improvements);

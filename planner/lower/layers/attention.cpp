@@ -92,13 +92,14 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
         return;
     case model::AttentionKind::gated_delta:
         if (delta()) return declare_delta(set);
-        [[fallthrough]];
-    case model::AttentionKind::compressed: {
-        const auto [in, out] = mixer_rows();
-        set.declare(key_ + ".qkv", {dense(at + "in_proj.weight", in, h, 0, 0.02)}, true);
-        set.declare(key_ + ".out", {dense(at + "o_proj.weight", out, h, 0, out_std)}, true);
-        return;
-    }
+        {
+            const auto [in, out] = mixer_rows();
+            set.declare(key_ + ".qkv", {dense(at + "in_proj.weight", in, h, 0, 0.02)}, true);
+            set.declare(key_ + ".out", {dense(at + "o_proj.weight", out, h, 0, out_std)}, true);
+            return;
+        }
+    case model::AttentionKind::compressed:
+        return declare_compressed(set);
     }
     const std::int64_t o = heads * a_.v_dim;
     set.declare_adapted(plan::adapted::attention, key_ + ".out", {dense(at + "o_proj.weight", h, o, 1, out_std)}, true);
@@ -124,6 +125,9 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     case model::AttentionKind::mamba:
         o = scans(b) ? scan_core(b, normed) : state_core(b, normed);
         break;
+    case model::AttentionKind::compressed:
+        o = compressed_core(b, normed);
+        break;
     default:
         o = delta() ? state_core(b, normed) : mixer_core(b, normed);
         break;
@@ -132,7 +136,8 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     emit::bind(b, out_, key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
     // Attention's backward keeps its BF16 output anyway, of which gates make another.
-    out_.shared_input = gates_ == program::no_tensor && !delta() && (!mamba() || scans(b));
+    out_.shared_input = gates_ == program::no_tensor && !delta() && (!mamba() || scans(b)) &&
+                        a_.kind != model::AttentionKind::compressed;
     program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
@@ -173,6 +178,9 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         break;
     case model::AttentionKind::mamba:
         dnormed = scans(b) ? scan_core_backward(b, doutput) : state_core_backward(b, doutput);
+        break;
+    case model::AttentionKind::compressed:
+        dnormed = compressed_core_backward(b, doutput);
         break;
     default:
         dnormed = delta() ? state_core_backward(b, doutput) : mixer_core_backward(b, doutput);

@@ -49,6 +49,11 @@ void exchange_heads(emit::Builder& b, plan::Group group, program::TensorId x, pr
 program::TensorId over_context(emit::Builder& b, program::TensorId x, const std::string& name, bool to_heads,
                                const HeadPieces& pieces = {});
 
+// Keys of the whole sequence, of which zigzag shares lie on the members of CP, and their gradient's share; the identity
+// without CP.
+program::TensorId gather_context(emit::Builder& b, program::TensorId x, const std::string& name);
+program::TensorId scatter_context(emit::Builder& b, program::TensorId x, const std::string& name);
+
 // Self-attention: x -> x + out_proj(attention(norm(x))).
 class AttentionLayer {
 public:
@@ -100,8 +105,26 @@ private:
     std::string name(const char* part) const; // of a tensor of a layer with a state
     program::Operands rule_operands(program::Operands first) const;
     static program::Operands with_starts(const emit::Builder& b, program::Operands in);
+    // DeepSeek-V4, priced and not executed: attention over a window of keys and over blocks of them.
+    void declare_compressed(emit::ParameterSet& set) const;
+    program::TensorId compressed_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId compressed_core_backward(emit::Builder& b, program::TensorId doutput);
+    bool picks_blocks() const { return a_.kind == model::AttentionKind::compressed && a_.indexer_top_k > 0; }
+    std::int64_t blocks(const emit::Builder& b) const; // of the whole sequence
+    void pick_blocks(emit::Builder& b, program::TensorId normed, program::TensorId q_in);
+    void pick_blocks_backward(emit::Builder& b);
+    // Rows of blocks from projected tokens: a mean by weights that are projected beside it, then a norm.
+    struct Pooling {
+        emit::Linear projection;
+        Norm norm;
+        std::int64_t width = 0;
+    };
+    program::TensorId pool(emit::Builder& b, Pooling& pooling, program::TensorId normed, const char* name,
+                           std::int64_t width);
+    // The gradient of the local tokens' projections.
+    program::TensorId pool_backward(emit::Builder& b, const Pooling& pooling, program::TensorId dpooled);
     program::TensorId mixer_core(emit::Builder& b,
-                                 program::TensorId normed); // Kimi delta and compressed attention: priced, not executed
+                                 program::TensorId normed); // Kimi delta attention: priced, not executed
     program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId attend(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
                              program::AttentionAttr attr, program::TensorId sinks);
@@ -150,6 +173,10 @@ private:
     program::TensorId index_queries_ = program::no_tensor, index_keys_ = program::no_tensor,
                       head_weights_ = program::no_tensor, picked_ = program::no_tensor;
     program::AttentionAttr index_attr_;
+    // Compressed attention: its blocks and the indexer's, and the output before it turns back and by groups.
+    Pooling blocks_, index_blocks_;
+    emit::Weight group_out_;
+    program::TensorId turned_back_ = program::no_tensor;
 };
 
 // Dense MLP: x -> x + down(act(gate, up)(norm(x))). Also the shared expert, which takes the MoE layer's normed input.

@@ -1,4 +1,4 @@
-// Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2), and the linear and compressed attentions that are only priced.
+// Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2), and linear attention that is only priced.
 #include "planner/lower/layers/layers.hpp"
 
 #include <algorithm>
@@ -126,41 +126,18 @@ program::TensorId AttentionLayer::mla_latents_backward(emit::Builder& b, program
 // Projections of the kinds that no engine of ours runs yet, lumped into one matrix on each side of the mixer with the
 // same parameters and FLOPs as the real chain of smaller ones.
 std::pair<std::int64_t, std::int64_t> AttentionLayer::mixer_rows() const {
-    const std::int64_t h = model_.hidden, heads = a_.heads;
-    const auto rows = [h](std::int64_t elements) { return (elements / h + 127) / 128 * 128; };
-    if (a_.kind == model::AttentionKind::gated_delta) {
-        const std::int64_t keys = static_cast<std::int64_t>(a_.key_heads) * a_.key_dim,
-                           values = static_cast<std::int64_t>(a_.value_heads) * a_.value_dim;
-        return {rows((2 * keys + values + a_.value_heads) * h + a_.out_lora * (2 * h + keys + values)), values};
-    }
-    const std::int64_t q = static_cast<std::int64_t>(a_.q_lora) * (h + heads * a_.qk_dim);
-    // Compressed keys need their own projection (overlapping blocks take two), the indexer queries and keys of its own.
-    const std::int64_t kv = h * a_.qk_dim * (a_.compress_ratio > 0 ? 3 : 1);
-    const std::int64_t indexer = a_.indexer_top_k > 0 && a_.compress_ratio > 1 && a_.compress_ratio <= 16
-                                     ? static_cast<std::int64_t>(a_.q_lora) * a_.indexer_heads * a_.indexer_dim +
-                                           h * (a_.indexer_dim + a_.indexer_heads)
-                                     : 0;
-    const std::int64_t out =
-        a_.out_lora > 0 ? heads * a_.v_dim * a_.out_lora + static_cast<std::int64_t>(a_.out_groups) * a_.out_lora * h
-                        : heads * a_.v_dim * h;
-    return {rows(q + kv + indexer), rows(out)};
+    const std::int64_t h = model_.hidden, keys = static_cast<std::int64_t>(a_.key_heads) * a_.key_dim,
+                       values = static_cast<std::int64_t>(a_.value_heads) * a_.value_dim;
+    const std::int64_t in = (2 * keys + values + a_.value_heads) * h + a_.out_lora * (2 * h + keys + values);
+    return {(in / h + 127) / 128 * 128, values};
 }
 
 double AttentionLayer::mixer_flops(const emit::Builder& b) const {
     const double tokens = static_cast<double>(b.gathered_tokens()) / b.plan().tp;
-    if (a_.kind == model::AttentionKind::gated_delta) {
-        // FLOPs per token and value head: state read, rank-one update and output (3 products of key_dim x value_dim),
-        // plus the 64-token chunk's inner attention.
-        const double per_head = 3.0 * a_.key_dim * a_.value_dim + 64.0 * (a_.key_dim + a_.value_dim);
-        return 2.0 * tokens * a_.value_heads * per_head;
-    }
-    const double seq = static_cast<double>(b.plan().seq), ratio = std::max(1, a_.compress_ratio);
-    const double window = a_.window > 0 ? std::min<double>(static_cast<double>(a_.window), seq / 2) : seq / 2;
-    const double compressed = a_.compress_ratio > 0 ? seq / (2.0 * ratio) : 0.0;
-    const bool indexed = a_.indexer_top_k > 0 && a_.compress_ratio > 0 && a_.compress_ratio <= 16;
-    const double keys = window + (indexed ? std::min<double>(a_.indexer_top_k, compressed) : compressed);
-    const double indexer = indexed ? compressed * a_.indexer_heads * a_.indexer_dim : 0.0;
-    return 2.0 * tokens * (keys * a_.heads * (a_.qk_dim + a_.v_dim) + indexer);
+    // FLOPs per token and value head: state read, rank-one update and output (3 products of key_dim x value_dim), plus
+    // the 64-token chunk's inner attention.
+    const double per_head = 3.0 * a_.key_dim * a_.value_dim + 64.0 * (a_.key_dim + a_.value_dim);
+    return 2.0 * tokens * a_.value_heads * per_head;
 }
 
 program::TensorId AttentionLayer::mixer_core(emit::Builder& b, program::TensorId normed) {
@@ -175,12 +152,10 @@ program::TensorId AttentionLayer::mixer_core(emit::Builder& b, program::TensorId
     o_ = b.activation("mixer_out", b.gathered_tokens(), out / tp);
     attr_.batch = b.plan().mbs;
     attr_.seq_q = attr_.seq_k = b.plan().seq / b.plan().cp;
-    attr_.heads = attr_.kv_heads =
-        std::max(1, (a_.kind == model::AttentionKind::gated_delta ? a_.value_heads : a_.heads) / tp);
-    attr_.qk_dim = a_.kind == model::AttentionKind::gated_delta ? a_.key_dim : a_.qk_dim;
-    attr_.v_dim = a_.kind == model::AttentionKind::gated_delta ? a_.value_dim : a_.v_dim;
+    attr_.heads = attr_.kv_heads = std::max(1, a_.value_heads / tp);
+    attr_.qk_dim = a_.key_dim;
+    attr_.v_dim = a_.value_dim;
     attr_.q_stride = attr_.k_stride = attr_.v_stride = in / tp;
-    attr_.gathered = a_.kind == model::AttentionKind::compressed;
     attr_.deterministic = b.plan().deterministic;
     b.emit(program::OpKind::attention, {q_, q_, q_}, {o_}, attr_).flops = mixer_flops(b);
     return o_;

@@ -5,6 +5,7 @@
 // All heads see one key per position, the latent with its rotary columns, and the up projections of keys and values
 // become products head by head on the side of queries and outputs. The indexer reads the layer's input and the query
 // latent without a gradient to either; its own comes from the attention's distribution over the keys it picked.
+#include "planner/lower/layers/heads.hpp"
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/base/error.hpp"
@@ -24,26 +25,6 @@ double picked_flops(const program::AttentionAttr& a, bool backward) {
     return 2.0 * pairs_of(a) * a.heads * (backward ? 3.0 * a.qk_dim + 2.0 * a.v_dim : 1.0 * a.qk_dim + a.v_dim);
 }
 
-// Where an operand of head by head products lies: elements between rows and between heads, and before the first.
-struct Heads {
-    std::int64_t row = 0, step = 0, first = 0;
-};
-
-// One product for every head, of its columns of x and its rows of the up projection.
-program::GemmAttr by_heads(std::int64_t heads, std::int64_t m, std::int64_t n, std::int64_t k, const Heads& a,
-                           const Heads& b, const Heads& c) {
-    program::GemmAttr attr;
-    attr.batch = static_cast<int>(heads);
-    attr.m = m, attr.n = n, attr.k = k;
-    attr.lda = a.row, attr.a_step = a.step, attr.a_offset = a.first;
-    attr.ldb = b.row, attr.b_step = b.step, attr.b_offset = b.first;
-    attr.ldc = c.row, attr.c_step = c.step, attr.c_offset = c.first;
-    return attr;
-}
-
-// The columns of x, `each` of every head.
-Heads columns_of(std::int64_t heads, std::int64_t each) { return {heads * each, each, 0}; }
-
 // Rows of the up projection, [nope | v] of every head, from the head's row `first` on.
 Heads up_rows(const model::Attention& a, std::int64_t first) {
     const std::int64_t each = a.qk_dim - a.rope_dim + a.v_dim;
@@ -53,7 +34,13 @@ Heads up_rows(const model::Attention& a, std::int64_t first) {
 // The indexer's key norm has the default of its code, as the latents' norms have (transformers 5.24).
 constexpr double index_eps = 1e-6;
 
-// Keys of the whole sequence: zigzag shares of it lie on the members of CP.
+bool any_shares(const model::Model& model) {
+    return std::any_of(model.kinds.begin(), model.kinds.end(),
+                       [](const model::LayerKind& kind) { return kind.attention.shares_index; });
+}
+
+} // namespace
+
 program::TensorId gather_context(emit::Builder& b, program::TensorId x, const std::string& name) {
     const int cp = b.plan().cp;
     if (cp == 1) return x;
@@ -68,13 +55,6 @@ program::TensorId scatter_context(emit::Builder& b, program::TensorId x, const s
     b.communicate(program::OpKind::reduce_scatter, emit::groups::context, program::Stream::tensor, {x}, {y});
     return y;
 }
-
-bool any_shares(const model::Model& model) {
-    return std::any_of(model.kinds.begin(), model.kinds.end(),
-                       [](const model::LayerKind& kind) { return kind.attention.shares_index; });
-}
-
-} // namespace
 
 void AttentionLayer::declare_indexer(emit::ParameterSet& set) const {
     const std::int64_t h = model_.hidden, width = static_cast<std::int64_t>(a_.indexer_heads) * a_.indexer_dim;

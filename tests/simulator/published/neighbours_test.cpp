@@ -32,6 +32,7 @@ published::NeighbourModel process() {
     m.new_family = {-2.0, 2.0};
     m.new_system = {-0.5, 3.0};
     m.systems["h100"] = {-1.2, 1.0};
+    m.coverage = {{"row", {0.8, 0.2}, {{"h100", {0.75, 0.25}}}}};
     return m;
 }
 
@@ -111,9 +112,35 @@ TEST_CASE("neighbours: one run corrects its workload by its share of the varianc
     CHECK(one.of(workload("a"), "x").deviation == nearly(std::hypot(0.1, 0.05)));
     published::NeighbourModel wide = process();
     wide.unseen = 4.0;
-    CHECK(published::remaining(wide, 0.1) == nearly(std::hypot(0.2, 0.05)));
+    CHECK(published::remaining(wide, 0.1, false) == nearly(std::hypot(0.2, 0.05)));
+    wide.new_release = 0.3;
+    CHECK(published::remaining(wide, 0.1, false) == nearly(std::hypot(0.2, 0.05)));
+    CHECK(published::remaining(wide, 0.1, true) == nearly(std::hypot(0.2, 0.05, 0.3)));
     // One run that is off by far counts as off by `most`.
     CHECK(Neighbours(process(), {run("x", "a", 2.0)}).of(workload("a")).log_error == nearly(share * 0.35));
+}
+
+TEST_CASE("neighbours: an interval is wider where no run of the release is known on the system") {
+    published::NeighbourModel model = process();
+    model.new_release = 0.08;
+    const auto on = [](const char* hardware, const char* stack) {
+        stack::MeasuredRun r = run(std::string(hardware) + stack, "a", 0.1);
+        r.workload.hardware = hardware, r.workload.stack = stack;
+        return r;
+    };
+    // The system has runs of another release, the release of another system.
+    const Neighbours others(model, {on("h100", "bridge-26.04"), on("b200", "bridge-26.08")});
+    const Correction unknown = others.of(workload("a"));
+    CHECK(unknown.new_release);
+    CHECK_FALSE(unknown.new_system);
+    model.new_release = 0.0;
+    const Correction plain =
+        Neighbours(model, {on("h100", "bridge-26.04"), on("b200", "bridge-26.08")}).of(workload("a"));
+    CHECK(unknown.log_error == nearly(plain.log_error));
+    CHECK(unknown.deviation == nearly(std::hypot(plain.deviation, 0.08)));
+    const Neighbours known = others.with({on("h100", "bridge-26.08")});
+    CHECK_FALSE(known.of(workload("a")).new_release);
+    CHECK(known.of(workload("a"), "h100bridge-26.08").new_release);
 }
 
 TEST_CASE("neighbours: a run left out is as if it had not been, and one of the same id takes its place") {
@@ -194,6 +221,7 @@ TEST_CASE("neighbours: what is stored is read, written and refused by field") {
     const published::NeighbourModel read = published::neighbour_model_from_json(text, "n.json");
     CHECK(published::to_json(read) == text);
     CHECK(read.systems.at("h100").low == nearly(-1.2));
+    CHECK(read.coverage.at(0).systems.at("h100").width == nearly(0.25));
     const auto refused = [&text](const std::string& from, const std::string& to, const char* words) {
         std::string wrong = text;
         wrong.replace(wrong.find(from), from.size(), to);
@@ -201,6 +229,8 @@ TEST_CASE("neighbours: what is stored is read, written and refused by field") {
     };
     refused("\"deviation\": 0.1", "\"deviation\": -1", "deviation");
     refused("\"most\"", "\"mist\"", "mist");
+    refused("\"new_release\": 0.0", "\"new_release\": -1", "new_release");
+    refused("0.75", "1.75", "h100");
     refused("\"gpus\"", "\"gpu\"", "gpu");
     CHECK(published::load_neighbours(stack::load_stack("bridge-26.08", *plan_of(machine::Precision::bf16).hardware)));
     CHECK_FALSE(published::load_neighbours(stack::load_stack("moe-plan", *plan_of(machine::Precision::bf16).hardware)));

@@ -66,7 +66,7 @@ TEST_CASE("neighbours: left-out means are those of the process without the rows"
     for (const std::size_t i : {std::size_t{0}, all.size() / 2, all.size() - 1}) {
         const published::Correction without = known.of(all[i].workload, all[i].run_id);
         CHECK(ways.front().mean[i] == doctest::Approx(without.log_error).epsilon(1e-6));
-        CHECK(published::remaining(model, ways.front().deviation[i]) ==
+        CHECK(published::remaining(model, ways.front().deviation[i], ways.front().new_release[i]) ==
               doctest::Approx(without.deviation).epsilon(1e-6));
     }
 }
@@ -84,6 +84,36 @@ TEST_CASE("neighbours: what is left out together was left out of the fit as well
         CAPTURE(name);
         CHECK((targets == as_stored.at(name)) == (name != "row"));
     }
+}
+
+TEST_CASE("neighbours: intervals hold seven of ten rows of each system, whatever was left out") {
+    const std::vector<published::Residual> all = rows();
+    std::map<std::string, int> count;
+    for (const published::Residual& r : all) count[r.workload.hardware] += r.tier != "C" ? 1 : 0;
+    const published::NeighbourModel model = stored();
+    const std::vector<published::LeftOutCoverage> found = coverage_of(model, all);
+    REQUIRE(found.size() == model.coverage.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        CAPTURE(found[i].left_out);
+        CHECK(found[i].left_out == model.coverage[i].left_out);
+        CHECK(found[i].all.inside == doctest::Approx(model.coverage[i].all.inside).epsilon(1e-3));
+        CHECK(found[i].all.width == doctest::Approx(model.coverage[i].all.width).epsilon(1e-3));
+        for (const auto& [system, coverage] : found[i].systems) {
+            CAPTURE(system);
+            if (count.at(system) >= 10) CHECK(coverage.inside >= 0.7);
+            CHECK(coverage.inside == doctest::Approx(model.coverage[i].systems.at(system).inside).epsilon(1e-3));
+        }
+    }
+}
+
+TEST_CASE("neighbours: no system's spread is narrower than that of all, and unknown releases are less certain") {
+    const published::NeighbourModel model = stored();
+    for (const auto& [system, spread] : model.systems) {
+        CAPTURE(system);
+        CHECK(spread.low <= model.all.low);
+        CHECK(spread.high >= model.all.high);
+    }
+    CHECK(model.new_release > 0.0);
 }
 
 TEST_CASE("profiles/runs/NEIGHBOURS.md is what the stored neighbours and residuals say") {

@@ -68,6 +68,23 @@ TEST_CASE("validate: text names groups, reasons and the widest misses") {
     CHECK(outcome.out.find("nan") == std::string::npos);
 }
 
+TEST_CASE("validate: intervals of fitted runs by each way to leave them out, where runs nearby correct") {
+    const Folder folder;
+    folder.write("runs.csv", runs_header + rows);
+    const Json ways = document(folder.run("moe-plan validate runs.csv --json"))["left_out"];
+    CHECK(ways.size() == 5);
+    const std::string text = folder.run("moe-plan validate runs.csv").out;
+    for (const auto& [way, figures] : ways.items()) {
+        CAPTURE(way);
+        CHECK(text.find(way) != std::string::npos);
+        CHECK(figures["all"]["coverage"] >= 0.7);
+        CHECK(figures["all"]["width"] > 0.0);
+        CHECK(figures["systems"].contains("b300"));
+    }
+    CHECK(ways["row"]["all"]["width"] < ways["system"]["all"]["width"]);
+    CHECK_FALSE(document(folder.run("moe-plan validate runs.csv --no-neighbours --json")).contains("left_out"));
+}
+
 TEST_CASE("validate: an empty table is no error, a broken one is") {
     const Folder folder;
     folder.write("none.csv", runs_header);

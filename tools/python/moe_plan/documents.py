@@ -871,6 +871,9 @@ class ReplayInterval(Document):
     new_stack: bool
     """No measured run is of this stack"""
 
+    new_release: bool
+    """No measured run is of this stack on this machine"""
+
 
 @dataclass(kw_only=True, repr=False)
 class Replay(Document):
@@ -1982,6 +1985,28 @@ class ValidateGroups(Document):
 
 
 @dataclass(kw_only=True, repr=False)
+class ValidateIntervals(Document):
+    """How intervals and published figures agree"""
+
+    coverage: float
+    """Share of rows whose published figure lies inside [fraction]"""
+
+    width: float
+    """Mean of high / low - 1 [fraction]"""
+
+
+@dataclass(kw_only=True, repr=False)
+class ValidateLeftOut(Document):
+    """One way: row, family, system, model, system and release"""
+
+    all: ValidateIntervals
+    """Of all rows of tiers A and B"""
+
+    systems: dict[str, ValidateIntervals]
+    """By hardware profile, of those with five rows or more"""
+
+
+@dataclass(kw_only=True, repr=False)
 class ValidateImprovement(Document):
     """One row"""
 
@@ -2022,6 +2047,10 @@ class Validate(Document):
 
     groups: ValidateGroups
     """The same by property of the rows"""
+
+    left_out: dict[str, ValidateLeftOut] | None = None
+    """Intervals of the runs that were fitted, by what was left out of fit and neighbours; absent where nothing
+    corrects"""
 
     improvements: list[ValidateImprovement] | None = None
     """Better plans of the same request; only with --improve"""
