@@ -129,7 +129,6 @@ struct AttentionAttr {
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
-    bool gathered = false;   // keys are compressed and picked by index (cost only)
     std::int64_t picked = 0; // keys that an indexer picks for each query, 0 = none
     int parts = 1;           // picked, pick_keys: members of CP whose keys lie one behind the other, as they gather
     bool kept = false;       // pick_keys: layers behind this one read the choice as well, so that it is not made again

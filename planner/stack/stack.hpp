@@ -41,7 +41,6 @@ struct StackCosts {
     double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
-    double attention_gathered = 1.0;              // share of these rates, where keys are picked by index
     // Rates of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
     double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
     double attention_exponentials = 0.5;   // seconds of exponentials over those of products, BF16 forward, heads of 128

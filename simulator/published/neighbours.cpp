@@ -183,9 +183,9 @@ search::Estimate corrected(search::Estimate estimate, const Correction& correcti
 IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estimate, bool executable,
                            const Correction* correction) {
     const bool new_stack = is_new_stack(plan);
-    const IntervalResult of_residuals = correction == nullptr || new_stack
-                                            ? interval_of(plan, estimate, load_residuals(plan, executable), new_stack)
-                                            : IntervalResult{};
+    IntervalResult of_residuals = correction == nullptr || new_stack
+                                      ? interval_of(plan, estimate, load_residuals(plan, executable), new_stack)
+                                      : IntervalResult{};
     if (correction == nullptr) return of_residuals;
     Interval interval;
     interval.low = estimate.tflops_per_gpu * std::exp(-correction->deviation * correction->spread.high);
