@@ -161,7 +161,7 @@ struct MlaRopeShape {
 // order.
 //
 // `largest[heads]`, where it is given: the largest logit of each head among those that its queries see, with the scale
-// and without sinks; one that is there already stays where it is larger. Of `attention` on the CPU alone.
+// and without sinks; one that is there already stays where it is larger.
 struct AttentionShape {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0;
     int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;

@@ -52,17 +52,12 @@ private:
         int instances = 1;
         std::span<const int> shared; // saved activations: instance by micro-batch, in blocks_
     };
-    struct Release {
-        Device* device;
-        void operator()(char* memory) const { device->release(memory); }
-    };
-
     Device& device_;
     std::size_t bytes_ = 0;
-    std::unique_ptr<char, Release> memory_;
+    Memory memory_;
     std::size_t host_bytes_ = 0;
     std::unique_ptr<Device> host_;
-    std::unique_ptr<char, Release> host_memory_;
+    Memory host_memory_;
     std::vector<memory::SavedBlock> blocks_;
     std::vector<Spot> spots_;
 };

@@ -97,4 +97,11 @@ public:
     virtual void read(void* target, const void* source, std::size_t bytes) = 0;
 };
 
+// Memory of a device, which outlives it.
+struct Release {
+    Device* device = nullptr;
+    void operator()(char* memory) const { device->release(memory); }
+};
+using Memory = std::unique_ptr<char, Release>;
+
 } // namespace moe::device

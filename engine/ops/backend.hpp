@@ -38,6 +38,7 @@ struct Backend {
     bool (*tiled)() = nullptr;
     bool can_replay = false;                       // whether steps can be replayed: cuda_graph = full
     bool tells_logits = false;                     // whether attention tells its heads' largest logits: QK-clip
+    bool tells_picked_logits = false;              // and over keys that an indexer picks
     std::array<OpFunction, op_kind_count> table{}; // functions by op kind; null: this back end cannot run it
 
     OpFunction function(program::OpKind kind) const { return table[static_cast<std::size_t>(kind)]; }

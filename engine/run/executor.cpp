@@ -60,8 +60,11 @@ Executor::Executor(const program::Program& program, const device::Arena& arena, 
 
 void Executor::step(Recorder& recorder, bool timed) {
     for (std::vector<std::int64_t>& layer : routed_tokens_) std::fill(layer.begin(), layer.end(), 0);
-    for (std::vector<float>& layer : largest_logits_) std::fill(layer.begin(), layer.end(), unseen);
-    if (queue_ != nullptr) return play(*queue_, recorder, timed);
+    clear_logits();
+    if (queue_ != nullptr) {
+        play(*queue_, recorder, timed);
+        return fetch_logits();
+    }
     double start = recorder.seconds_since(Recorder::Clock::now());
     for (program::OpWalk walk(program_); !walk.done(); walk.next()) {
         const program::Op& op = walk.op();
@@ -301,6 +304,38 @@ void Executor::count_tokens(const program::Op& op) {
     for (std::size_t e = 0; e < experts; ++e) routed_tokens_[layer][e] += counts[e];
 }
 
+// A captured step finds what a device has of each layer where it was.
+void Executor::watch_logits() {
+    watches_logits_ = true;
+    if (queue_ == nullptr) return;
+    for (const program::Op* op : ops_)
+        if (op->kind == program::OpKind::attention) logits_of(*op);
+    std::size_t heads = 0;
+    for (const std::vector<float>& layer : largest_logits_) heads += layer.size();
+    if (heads == 0) return;
+    flat_logits_.resize(heads);
+    device::Device& device = arena_.device();
+    device_logits_ = device::Memory(device.allocate(heads * sizeof(float)), {&device});
+    if (!device_logits_) fail("rank {}: {} has no memory for the largest logits", position_.rank, device.name());
+}
+
+void Executor::clear_logits() {
+    for (std::vector<float>& layer : largest_logits_) std::fill(layer.begin(), layer.end(), unseen);
+    if (!device_logits_) return;
+    std::fill(flat_logits_.begin(), flat_logits_.end(), unseen);
+    arena_.device().write(device_logits_.get(), flat_logits_.data(), flat_logits_.size() * sizeof(float));
+}
+
+void Executor::fetch_logits() {
+    if (!device_logits_) return;
+    arena_.device().read(flat_logits_.data(), device_logits_.get(), flat_logits_.size() * sizeof(float));
+    auto next = flat_logits_.cbegin();
+    for (std::vector<float>& layer : largest_logits_) {
+        std::copy_n(next, layer.size(), layer.begin());
+        next += static_cast<std::ptrdiff_t>(layer.size());
+    }
+}
+
 // TP splits the heads, and CP again where its ranks trade them for tokens; round a ring each has all of its TP rank's.
 float* Executor::logits_of(const program::Op& op) {
     const auto& attr = std::get<program::AttentionAttr>(op.attr);
@@ -311,7 +346,12 @@ float* Executor::logits_of(const program::Op& op) {
     if (largest_logits_.size() <= layer) largest_logits_.resize(layer + 1);
     std::vector<float>& heads = largest_logits_[layer];
     heads.resize(static_cast<std::size_t>(parts) * static_cast<std::size_t>(attr.heads), unseen);
-    return heads.data() + static_cast<std::ptrdiff_t>(part) * attr.heads;
+    float* all = heads.data();
+    if (device_logits_) {
+        all = static_cast<float*>(static_cast<void*>(device_logits_.get()));
+        for (std::size_t before = 0; before < layer; ++before) all += largest_logits_[before].size();
+    }
+    return all + static_cast<std::ptrdiff_t>(part) * attr.heads;
 }
 
 // The bucket whose master an op updates, or whose gradients it squares or turns into updates.

@@ -48,7 +48,8 @@ public:
     // From now on steps keep the largest logit of each attention head that this rank runs; only where
     // Backend::tells_logits. largest_logits(): those of the last step, [global layer][query head of the model], scale
     // included, -infinity for heads of other ranks; layers without any may be empty or missing.
-    void watch_logits() { watches_logits_ = true; }
+    // To be called before prepare(): a device with a queue gives memory for them, where steps keep them.
+    void watch_logits();
     const std::vector<std::vector<float>>& largest_logits() const { return largest_logits_; }
 
     // Declares that this rank has work until step() has ended: a thread that never takes it up hangs as well.
@@ -79,6 +80,8 @@ private:
     std::size_t bucket_of(const program::Op& op) const;
     void count_tokens(const program::Op& op);
     float* logits_of(const program::Op& op);
+    void clear_logits();
+    void fetch_logits();
 
     const program::Program& program_;
     const device::Arena& arena_;
@@ -92,6 +95,9 @@ private:
     std::vector<std::vector<std::int64_t>> routed_tokens_;
     bool watches_logits_ = false;
     std::vector<std::vector<float>> largest_logits_;
+    // Where there is a queue: those of all layers, one behind the other, on the device and on their way from it.
+    device::Memory device_logits_;
+    std::vector<float> flat_logits_;
     device::Queue* queue_ = nullptr;
     std::optional<device::StreamOrder> order_;         // order of the ops on streams, where there is a queue
     std::vector<const program::Op*> ops_;              // ops by number in the order of OpWalk, where there is a queue

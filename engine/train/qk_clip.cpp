@@ -72,6 +72,10 @@ void check_qk_clip(const QkClip& clip, const plan::Plan& plan, const WeightRules
     bool any = false;
     for_each_attention(*plan.model, [&](std::size_t layer, const model::Attention& a) {
         any = true;
+        if (a.sparse() && !backend.tells_picked_logits)
+            refuse("--qk-clip {}: layer {} of {} attends to keys that an indexer picks, of which the {} back end does "
+                   "not tell the largest logits, --backend cpu does",
+                   clip.threshold, layer, plan.model->name, backend.name);
         const auto useless = [&](const char* what) {
             refuse("--qk-clip {}: layer {} of {} {} its queries and keys, so that smaller weights do not make its "
                    "logits smaller",

@@ -56,10 +56,13 @@ LogitStep Trainer::clip_heads(bool skipped, bool again) {
             if (factors == clips.factors.end()) continue;
             const program::Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
             for (const weights::Piece& piece : p.pieces)
-                for (std::int64_t at = 0, count = 0; at < piece.count; at += count) { // row by row
-                    const std::int64_t row = (piece.global + at) / p.cols;
-                    count = std::min(piece.count - at, (row + 1) * p.cols - (piece.global + at));
+                for (std::int64_t at = 0, count = 0; at < piece.count; at += count) { // rows of one factor at a time
+                    std::int64_t row = (piece.global + at) / p.cols;
                     const float factor = factors->second[static_cast<std::size_t>(row)];
+                    do {
+                        ++row;
+                        count = std::min(piece.count - at, row * p.cols - (piece.global + at));
+                    } while (at + count < piece.count && factors->second[static_cast<std::size_t>(row)] == factor);
                     if (factor == 1.0f) continue;
                     values.resize(static_cast<std::size_t>(count));
                     weights::load_state(program_of(r), bucket, *r.arena, weights::StateKind::weight, piece.shard + at,

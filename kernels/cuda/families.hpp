@@ -12,6 +12,8 @@ void add_attention_grad(Kernels& table);
 void add_tensor_attention(Kernels& table); // What the table holds before serves what these do not take.
 void add_tensor_attention_grad(Kernels& table);
 void add_library_attention(Kernels& table); // The library is asked first; what the table holds before serves the rest.
+// Behind what attends in the table, or in the one of plain kernels.
+void add_largest_logits(Kernels& table, bool plain);
 void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
 void add_bias(Kernels& table);

@@ -47,6 +47,7 @@ const Kernels* cuda_kernels() {
         cuda::add_tensor_attention(t);
         cuda::add_tensor_attention_grad(t);
         cuda::add_library_attention(t);
+        cuda::add_largest_logits(t, false);
         cuda::add_balance(t);
         cuda::add_bias(t);
         cuda::add_elementwise(t);
@@ -99,6 +100,7 @@ const Kernels* cuda_plain_kernels() {
         Kernels plain = *cuda_kernels();
         plain.name = "cuda, plain";
         cuda::add_attention(plain);
+        cuda::add_largest_logits(plain, true);
         cuda::add_attention_grad(plain);
         cuda::add_plain_gemm(plain);
         cuda::add_plain_scaled_gemm(plain);

@@ -84,6 +84,8 @@ public:
         } else if constexpr (std::is_same_v<T, AttentionShape> || std::is_same_v<T, StateShape>) {
             T shape = argument;
             shape.document_start = static_cast<const std::int32_t*>(translate(shape.document_start));
+            if constexpr (std::is_same_v<T, AttentionShape>)
+                shape.largest = static_cast<float*>(translate(shape.largest));
             return shape;
         } else if constexpr (std::is_same_v<T, PickedKeys>) {
             T keys = argument;

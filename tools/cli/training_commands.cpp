@@ -86,8 +86,7 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
     CLI::Option* qk_clip = add(verb, "--qk-clip", o.qk_clip, "X",
                                "QK-clip: behind a step, weights of queries and keys of attention heads whose largest "
-                               "logit was above X are "
-                               "scaled down to it (0: off); on the CPU alone")
+                               "logit was above X are scaled down to it (0: off)")
                                ->capture_default_str();
     add(verb, "--qk-clip-alpha", o.qk_clip_alpha, "A",
         "with --qk-clip: the share of the scale that queries take, keys take the rest")

@@ -25,7 +25,7 @@ ops::Backend make() {
     b.name = "cpu";
     b.kernels = &cpu_kernels();
     b.open = [](bool, int) { return device::open_host(); };
-    b.tells_logits = true;
+    b.tells_logits = b.tells_picked_logits = true;
     ops::add_kernels(b);
     ops::add_communication(b);
     for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})

@@ -114,7 +114,7 @@ void fill_cuda(ops::Backend& b) {
     b.collectives = nccl_library;
     b.peers = cuda_peers;
     b.tiled = cuda_has_tiles;
-    b.can_replay = true;
+    b.can_replay = b.tells_logits = true;
     for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
     b.table[static_cast<std::size_t>(program::OpKind::adamw_on_host)] = adamw_on_host;

@@ -1,5 +1,6 @@
 // What steps of the CUDA back end do to weights: bad steps, frozen weights and groups, averages.
 #include "engine/train/trainer.hpp"
+#include "planner/base/error.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
 
 #include <doctest/doctest.h>
@@ -106,4 +107,60 @@ TEST_CASE("cuda: the average of the weights follows them by the formula, in a gr
                 }
             }
         }
+}
+
+TEST_CASE("cuda: QK-clip sees the logits that the CPU sees and scales the same heads, in a graph too") {
+    // Steps whose logits, losses and heads are compared; the threshold is half of the first step's largest logit.
+    const auto run = [](plan::Plan plan, const std::string& backend, double threshold, auto&& take) {
+        if (backend == "cpu") plan.cuda_graph = plan::CudaGraph::none;
+        train::TrainOptions options;
+        options.steps = 3;
+        options.backend = backend;
+        options.eps = 1e-3; // as in parity.cpp
+        options.qk_clip.threshold = threshold;
+        train::Trainer trainer(plan, options);
+        const train::SampleSource source = made_up_samples(plan);
+        for (int step = 0; step < 3; ++step) take(trainer.step(source));
+        std::map<std::string, std::vector<float>> weights;
+        for (const auto& parameter : trainer.parameters())
+            weights[parameter.first] = trainer.read_weight(parameter.first);
+        return weights;
+    };
+    for (const char* model : {"mixtral", "qwen2", "gptoss", "deepseek3", "deepseek3-mtp"})
+        for (const Fields& fields :
+             {Fields{}, Fields{{"mbs", "2"}, {"cuda_graph", "full"}},
+              Fields{{"documents", "mask"}, {"recompute", "core_attn"}, {"cuda_graph", "full"}}}) {
+            CAPTURE(model);
+            CAPTURE(fields.size());
+            const plan::Plan plan = small_plan(model, 1, fields);
+            double threshold = 0.0;
+            run(plan, "cpu", 1e9, [&](const train::StepResult& r) {
+                if (r.step == 1) threshold = 0.5 * r.logits->largest;
+            });
+            std::map<std::string, std::vector<train::StepResult>> steps;
+            std::map<std::string, std::map<std::string, std::vector<float>>> weights;
+            for (const char* backend : {"cpu", "cuda"})
+                weights[backend] =
+                    run(plan, backend, threshold, [&](const train::StepResult& r) { steps[backend].push_back(r); });
+            for (std::size_t i = 0; i < 3; ++i) {
+                const train::StepResult &got = steps["cuda"][i], &want = steps["cpu"][i];
+                CHECK(got.logits->largest == doctest::Approx(want.logits->largest).epsilon(1e-4));
+                CHECK(got.logits->clipped == want.logits->clipped);
+                CHECK(got.loss == doctest::Approx(want.loss).epsilon(1e-4));
+            }
+            CHECK(steps["cpu"][0].logits->clipped > 0);
+            for (const auto& [name, values] : weights["cpu"]) {
+                const std::string held_name = name; // no structured binding can be captured
+                CAPTURE(held_name);
+                CHECK(relative_distance(weights["cuda"].at(name), values) <= 1e-4);
+            }
+        }
+}
+
+TEST_CASE("cuda: QK-clip of keys that an indexer picks is refused by name") {
+    train::TrainOptions options;
+    options.backend = "cuda";
+    options.qk_clip.threshold = 100.0;
+    CHECK_THROWS_WITH_AS(train::Trainer(small_plan("deepseek32", 1), options),
+                         doctest::Contains("attends to keys that an indexer picks"), Error);
 }

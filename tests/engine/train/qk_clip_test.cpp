@@ -7,6 +7,7 @@
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 #include "tests/engine/base/refusals.hpp"
+#include "tests/engine/comm/prompt.hpp"
 #include "tests/engine/train/first_logits.hpp"
 #include "tests/engine/train/parity.hpp"
 #include "tests/engine/train/random_cases.hpp"
@@ -77,8 +78,10 @@ double between(const model::Attention& a, const Row& largest) {
     return 0.5 * (groups[middle - 1] + groups[middle]);
 }
 
-Trained train_clipped(const plan::Plan& plan, double threshold, std::uint64_t seed = 1) {
+Trained train_clipped(const plan::Plan& plan, double threshold, std::uint64_t seed = 1,
+                      const ops::Backend* table = nullptr) {
     train::TrainOptions options = three_steps(seed);
+    options.table = table;
     options.qk_clip.threshold = threshold;
     return train_three(plan, options);
 }
@@ -216,6 +219,27 @@ TEST_CASE("qk-clip: any plan clips what one rank clips") {
             CHECK(disagreement(free, want, parity_tolerance, parity_tolerance) != "");
         }
         const Trained got = train_clipped(small_plan(small_model(c.model, c.config), c.ranks, c.plan), threshold);
+        CHECK(disagreement(got, want, parity_tolerance, parity_tolerance) == "");
+        CHECK(clips_differ(got, want) == "");
+    }
+}
+
+TEST_CASE("qk-clip: devices with a queue keep the logits until the step is done, and clip the same") {
+    struct Case {
+        const char* model;
+        Fields plan;
+        int ranks;
+    };
+    for (const Case& c : {Case{"mixtral", {}, 1},
+                          {"mixtral", {{"tp", "2"}, {"cp", "2"}, {"recompute", "core_attn"}}, 4},
+                          {"deepseek3-mtp", {{"pp", "2"}, {"ep", "2"}, {"tp", "2"}}, 4},
+                          {"nemotronh", {{"tp", "2"}, {"pp", "2"}}, 4}}) {
+        CAPTURE(c.model);
+        CAPTURE(c.ranks);
+        const plan::Plan plan = small_plan(c.model, c.ranks, c.plan);
+        const double threshold = half_of_largest(small_plan(c.model, 1));
+        const Trained want = train_clipped(plan, threshold), got = train_clipped(plan, threshold, 1, &prompt_backend());
+        CHECK(want.logits.front().clipped > 0);
         CHECK(disagreement(got, want, parity_tolerance, parity_tolerance) == "");
         CHECK(clips_differ(got, want) == "");
     }
@@ -364,4 +388,13 @@ TEST_CASE("qk-clip is refused where it cannot be, by the option and the reason")
     silent.tells_logits = false;
     CHECK(mentions(refusal(plain, {100.0, 0.5}, {}, &silent),
                    "--qk-clip 100: attention of the silent back end does not tell its largest logits"));
+    ops::Backend dense = backends::backend_named("cpu");
+    dense.name = "dense";
+    dense.tells_picked_logits = false;
+    CHECK(refusal(plain, {100.0, 0.5}, {}, &dense) == "no error");
+    const std::string picked = refusal(small_plan("deepseek32", 1), {100.0, 0.5}, {}, &dense);
+    CAPTURE(picked);
+    CHECK(mentions(picked, "--qk-clip 100: layer 0 of "));
+    CHECK(mentions(picked, "attends to keys that an indexer picks, of which the dense back end does not tell the "
+                           "largest logits, --backend cpu does"));
 }
