@@ -250,9 +250,8 @@ void ParameterSet::seal(program::Program& program, bool named) {
     if (named) list_parameters(program, static_cast<int>(base));
 }
 
-// What the host's step reads beside its operands, once for all chunks of the rank. All are there whether rows may
-// overflow or not, so that states lie in the same place where a step is run again. A program that is sealed for the
-// sizes of its buckets has no step, and none of these.
+// What the host's step reads beside its operands, once for all chunks of the rank; no step, none of it. All are there
+// whether rows may overflow or not, so that states lie in the same place where a step is run again.
 void ParameterSet::add_host_scalars(program::Program& program) const {
     program::ProgramIo& io = program.io;
     if (io.host_norm != program::no_tensor || io.hyper == program::no_tensor) return;
