@@ -5,36 +5,13 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/bf16_layers.hpp"
 #include "planner/plan/plan.hpp"
+#include "tests/support/dice.hpp"
 #include "tests/support/draws.hpp"
 
 #include <map>
 #include <utility>
 
 namespace {
-
-// A small generator of our own: the standard distributions differ between libraries.
-class Random {
-public:
-    explicit Random(std::uint64_t seed) : state_(seed * 2 + 1) {}
-    std::uint64_t next() {
-        state_ += 0x9e3779b97f4a7c15ULL;
-        std::uint64_t z = state_;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-        return z ^ (z >> 31);
-    }
-    template <class T, std::size_t N>
-    const T& of(const T (&list)[N]) {
-        return list[next() % N];
-    }
-    template <class T>
-    const T& of(const std::vector<T>& list) {
-        return list[next() % list.size()];
-    }
-
-private:
-    std::uint64_t state_;
-};
 
 constexpr const char* models[] = {"DeepSeek-V3",  "DeepSeek-V2-Lite", "Qwen3-30B-A3B",    "Qwen3-235B-A22B",
                                   "Mixtral-8x7B", "Qwen2-57B-A14B",   "Llama3-8B",        "GPT-OSS-20B",
@@ -57,7 +34,7 @@ std::shared_ptr<const moe::machine::Hardware> machine(const std::string& name) {
     return entry;
 }
 
-bool draw(Random& random, RandomPlan& out) {
+bool draw(Dice& random, RandomPlan& out) {
     constexpr int small[] = {1, 1, 2, 4}, wide[] = {1, 2, 4, 8, 16, 32}, pipeline[] = {1, 1, 2, 3, 4, 8},
                   chunks[] = {1, 1, 2, 3, 4};
     constexpr int batches[] = {2, 4, 8, 16, 24, 32}, lengths[] = {2048, 4096, 8192};
@@ -77,7 +54,7 @@ bool draw(Random& random, RandomPlan& out) {
     p.vpp = random.of(chunks);
     p.mbs = random.of(small);
     p.seq = random.of(lengths);
-    Random wider = random; // a draw that leaves the other plans of a seed as they are
+    Dice wider = random; // a draw that leaves the other plans of a seed as they are
     wider.next();
     if (out.stack.executable && wider.next() % 3 == 0) p.tp *= 4; // beyond the key heads of some models
     p.gpus = p.tp * p.cp * p.pp * p.dp;
@@ -113,12 +90,12 @@ bool draw(Random& random, RandomPlan& out) {
             moe::plan::offload::expert_fc1 | moe::plan::offload::optimizer};
         p.offload = random.of(sets);
     }
-    Random apart = random;
+    Dice apart = random;
     apart.next();
     // Under FSDP closed forms count the buffers of both kinds of layers all the time.
     if (!out.stack.executable && !p.reshards() && p.precision > moe::machine::Precision::bf16 && apart.next() % 4 == 0)
         moe::plan::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
-    Random aside = random; // a draw that leaves the other plans of a seed as they are
+    Dice aside = random; // a draw that leaves the other plans of a seed as they are
     p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;
     if (aside.next() % 8 == 0) {
         p.documents = moe::plan::Documents::mask;
@@ -151,7 +128,7 @@ bool draw(Random& random, RandomPlan& out) {
 } // namespace
 
 std::vector<RandomPlan> random_plans(std::uint64_t seed, std::size_t count) {
-    Random random(seed);
+    Dice random(seed * 2 + 1);
     std::vector<RandomPlan> plans;
     while (plans.size() < count) {
         RandomPlan next;
