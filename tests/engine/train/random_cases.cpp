@@ -306,9 +306,9 @@ void smaller_fields(const RandomCase& c, Fields RandomCase::*fields, std::vector
 
 std::string RandomCase::text() const {
     std::string out = model;
-    for (const auto& [field, value] : config) out += " " + field + "=" + value;
+    for (const auto& [field, value] : config) out += fmt::format(" {}={}", field, value);
     out += fmt::format(" | ranks {} gbs {}", ranks, gbs);
-    for (const auto& [field, value] : plan) out += " " + field + "=" + value;
+    for (const auto& [field, value] : plan) out += fmt::format(" {}={}", field, value);
     return out;
 }
 
