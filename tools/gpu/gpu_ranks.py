@@ -223,6 +223,7 @@ class Ranks:
         known = ["--from", profile] if profile else []
         if self.check.plan("calibrate", "--backend", "cuda", "--gpus", str(self.gpus), *known, "--out", "here.json") is None:
             return
+        self.check.profile = "here.json"
         errors = []
         for kind, changed, seq, samples, fields, bar in LARGE[self.gpus] + PLANS:
             start = time.monotonic()
