@@ -51,7 +51,9 @@ const Kernels* cuda_kernels() {
         cuda::add_balance(t);
         cuda::add_bias(t);
         cuda::add_elementwise(t);
-        cuda::add_delta_conv(t);
+        cuda::add_short_conv(t);
+        cuda::add_gated_norm(t);
+        cuda::add_state_cached(t);
         cuda::add_delta_rule(t);
         cuda::add_deviate(t);
         cuda::add_embedding(t);
