@@ -62,6 +62,15 @@ std::vector<Point> grid_of_gpus() {
             {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
             {"gptoss", 512, 8, 2, 64, 512, 8, 2, 0, 4096, 512, 1},
             {"qwen3", 512, 8, 2, 64, 256, 8, 2, 1536, 4096, 512, 2},
+            {"qwen3next", 512, 4, 2, 128, 256, 8, 2, 256, 4096, 512, 1},
+            {"nemotron", 512, 4, 2, 128, 512, 8, 2, 1024, 4096, 512, 1},
+            {"sparse", 512, 16, 16, 64, 256, 8, 2, 1536, 4096, 1024, 1},
+            {"qwen3next", 1024, 8, 2, 256, 512, 16, 4, 512, 16384, 1024, 2},
+            {"nemotron", 1024, 8, 2, 128, 1024, 16, 4, 2048, 16384, 1024, 2},
+            {"sparse", 1024, 32, 32, 128, 512, 16, 4, 2048, 8192, 2048, 2},
+            {"qwen3next", 2048, 12, 2, 128, 512, 32, 8, 512, 16384, 4096, 1},
+            {"nemotron", 3072, 24, 4, 128, 1536, 16, 4, 3072, 16384, 2048, 2},
+            {"sparse", 2048, 48, 48, 128, 1024, 16, 4, 8192, 8192, 4096, 1},
             {"qwen2", 512, 8, 8, 64, 512, 8, 4, 1024, 8192, 1024, 1},
             {"deepseek", 512, 8, 8, 64, 384, 16, 4, 1536, 8192, 512, 2},
             {"qwen3", 1024, 16, 8, 128, 768, 8, 2, 3072, 16384, 1024, 1},
@@ -89,6 +98,9 @@ std::vector<Point> grid_of_gpus() {
             {"qwen3", 2048, 20, 4, 128, 768, 64, 8, 6144, 8192, 4096, 1, fp8, {}, false, 0, true},
             {"mixtral", 4096, 48, 8, 128, 7168, 4, 2, 0, 8192, 2048, 1, fp8, {}, false, 0, true},
             {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 8192, 4096, 2, fp8, {}, false, 0, true},
+            {"qwen3next", 2048, 20, 4, 256, 512, 16, 4, 512, 16384, 8192, 1},
+            {"nemotron", 4096, 28, 4, 128, 2048, 16, 4, 4096, 16384, 8192, 1},
+            {"sparse", 4096, 96, 96, 128, 1024, 8, 2, 12288, 8192, 8192, 1},
             {"deepseek", 4096, 24, 24, 128, 1408, 8, 2, 12288, 8192, 16384, 1},
             {"qwen3", 2048, 32, 4, 128, 768, 32, 8, 6144, 8192, 16384, 1},
             {"qwen2", 4096, 32, 8, 128, 1408, 16, 4, 11008, 8192, 32768, 1},
@@ -131,6 +143,29 @@ std::shared_ptr<const model::Model> model_of(const Point& p) {
             R"("architectures": ["GptOssForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {},
             "attention_bias": true, "sliding_window": 128, "swiglu_limit": 7.0}})",
             p.head_dim, p.experts, p.ffn);
+    else if (p.family == "qwen3next") // a gated delta net of twice as many value heads as heads, then attention
+        config += fmt::format(
+            R"("architectures": ["Qwen3NextForCausalLM"], "head_dim": {}, "num_experts": {}, "shared_expert_intermediate_size": {},
+            "intermediate_size": {}, "norm_topk_prob": true, "full_attention_interval": 2, "partial_rotary_factor": 0.25,
+            "linear_num_key_heads": {}, "linear_num_value_heads": {}, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}})",
+            p.head_dim, p.experts, p.shared, p.shared, p.heads, 2 * p.heads);
+    else if (p.family == "nemotron") // Mamba-2 of four times as many heads as heads, then experts
+        config += fmt::format(
+            R"("architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "ME", "head_dim": {}, "n_routed_experts": {},
+            "moe_shared_expert_intermediate_size": {}, "intermediate_size": {}, "mlp_hidden_act": "relu2", "n_group": 1,
+            "topk_group": 1, "mamba_num_heads": {}, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": {},
+            "conv_kernel": 4}})",
+            p.head_dim, p.experts, p.shared, p.shared, 4 * p.heads, p.heads);
+    else if (p.family ==
+             "sparse") // a quarter of the sequence is picked; latent keys are as wide as all models have them
+        config += fmt::format(
+            R"("architectures": ["DeepseekV32ForCausalLM"], "n_routed_experts": {}, "intermediate_size": {},
+            "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+            "routed_scaling_factor": 2.5, "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+            "q_lora_rank": {}, "kv_lora_rank": 512, "qk_nope_head_dim": {}, "qk_rope_head_dim": 64, "v_head_dim": {},
+            "index_n_heads": {}, "index_head_dim": 128, "index_topk": {}, "num_nextn_predict_layers": 0}})",
+            p.experts, p.shared, p.hidden / 2, p.head_dim, p.head_dim, p.heads / 2, p.seq / 4);
     else
         config += fmt::format(
             R"("architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": {}, "intermediate_size": {},

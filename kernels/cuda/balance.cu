@@ -1,4 +1,4 @@
-// Balancing of experts: loads by score, the router's losses, the selection bias, dropped copies, experts of one rank.
+// Balancing of experts: loads by score, the router's losses, the selection bias, experts of one rank.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/scores.cuh"
 
@@ -123,32 +123,6 @@ __global__ void __launch_bounds__(threads) bias_kernel(ExpertBiasShape s, const 
     }
 }
 
-// A copy stays when fewer copies of its expert and sequence than the capacity come before it.
-__global__ void __launch_bounds__(threads)
-    drop_kernel(DropShape s, const std::int32_t* index, const float* weight, const std::int32_t* positions,
-                std::int32_t* kept, float* kept_weight) {
-    const std::int64_t to = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-    if (to >= s.tokens * s.top_k) return;
-    const std::int64_t i = s.first * s.top_k + to, group = s.sequences * s.top_k; // copies at one position
-    const auto sequence = [&](std::int64_t copy) { return copy / s.top_k % s.sequences; };
-    const auto rank = [&](std::int64_t copy) {
-        return (__float_as_uint(weight[copy]) + (1u << (22 - drop_bits))) >> (23 - drop_bits);
-    };
-    const int e = index[i];
-    const unsigned mine = rank(i);
-    const std::int64_t place = positions == nullptr ? i : positions[i / group], here = sequence(i);
-    int before = 0;
-    for (std::int64_t j = lane_id(); j < s.rivals * s.top_k; j += warp_size) {
-        if (index[j] != e || j == i || sequence(j) != here) continue;
-        const std::int64_t rival = positions == nullptr ? j : positions[j / group];
-        before += s.by_weight && rank(j) != mine ? (rank(j) > mine ? 1 : 0) : (rival < place ? 1 : 0);
-    }
-    before = warp_sum(before);
-    if (lane_id() != 0) return;
-    kept[to] = before < s.capacity ? e : -1;
-    kept_weight[to] = before < s.capacity ? weight[i] : 0.0f;
-}
-
 __global__ void __launch_bounds__(threads)
     local_kernel(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local) {
     const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x;
@@ -186,14 +160,6 @@ void expert_bias(const ExpertBiasShape& s, const float* load_of, const float* ov
     CUDA_CHECK(cudaGetLastError());
 }
 
-void drop_copies(const DropShape& s, const std::int32_t* index, const float* weight, const std::int32_t* positions,
-                 std::int32_t* kept, float* kept_weight, void* stream) {
-    if (s.tokens <= 0) return;
-    drop_kernel<<<blocks_for(s.tokens * s.top_k, warps), threads, 0, stream_of(stream)>>>(s, index, weight, positions,
-                                                                                          kept, kept_weight);
-    CUDA_CHECK(cudaGetLastError());
-}
-
 void local_experts(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local, void* stream) {
     if (n <= 0) return;
     local_kernel<<<blocks_for(n, threads), threads, 0, stream_of(stream)>>>(index, to, n, first, local);
@@ -208,7 +174,6 @@ void add_balance(Kernels& table) {
     table.router_loss_grad = router_loss_grad;
     table.add_counts = add_counts;
     table.expert_bias = expert_bias;
-    table.drop_copies = drop_copies;
     table.local_experts = local_experts;
 }
 

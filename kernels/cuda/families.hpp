@@ -18,6 +18,7 @@ void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
 void add_bias(Kernels& table);
 void add_elementwise(Kernels& table);
+void add_drop(Kernels& table);
 void add_short_conv(Kernels& table);
 void add_gated_norm(Kernels& table);
 void add_state_cached(Kernels& table);

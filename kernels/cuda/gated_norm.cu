@@ -12,9 +12,9 @@ namespace moe::cuda {
 namespace gated {
 namespace {
 
-constexpr int threads = 256;
+constexpr int threads = 256, single = 32; // single: columns of a thread that takes them one by one
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 // The shape as kernels read it; strides of rows in elements. A group is `columns` of a row that are divided together by
 // their root mean square. Groups that share their weights follow each other; gridDim.y counts those that do not.
@@ -40,17 +40,18 @@ struct Groups {
     __device__ std::int64_t first(std::int64_t item) const { return (item % sharing + blockIdx.y) * columns; }
 };
 
-// K packs of a group for each of the `team` threads that share it.
-template <class Access, int team, int K>
+// K packs of a group for each of the `team` threads that share it; blocks of `block`.
+template <class Access, int team, int K, int block, bool gate_first>
 struct Team {
     using A = Access;
-    static constexpr int W = A::width, per_block = threads / team, held = K;
+    static constexpr int W = A::width, per_block = block / team, held = K, threads = block;
+    static constexpr bool before = gate_first;
 
     int lane, number;
     __device__ Team() : lane(static_cast<int>(threadIdx.x) % team), number(static_cast<int>(threadIdx.x) / team) {}
     __device__ int column(int k) const { return (lane + k * team) * W; }
     static __device__ float sum(float x) {
-        if constexpr (team == threads) {
+        if constexpr (team > warp_size) {
             return block_sum(x);
         } else {
 #pragma unroll
@@ -64,10 +65,8 @@ struct Team {
 template <class T>
 struct Held {
     typename T::A::Held x[T::held], z[T::held];
+    float normed[T::held][T::W];
     float inverse; // of the root mean square
-    __device__ float normed(const Groups& s, int k, int j) const {
-        return s.before ? x[k][j] * z[k][j] * sigmoid(z[k][j]) : x[k][j];
-    }
 };
 
 // All threads come; `in`: there is such an item.
@@ -86,8 +85,9 @@ __device__ void read_group(const T& t, const Groups& s, Src o, Src p, std::int64
     for (int k = 0; k < T::held; ++k) {
 #pragma unroll
         for (int j = 0; j < T::W; ++j) {
-            const float x = held.normed(s, k, j);
-            squares += x * x;
+            const float x = held.x[k][j], z = held.z[k][j];
+            held.normed[k][j] = T::before ? x * z * sigmoid(z) : x;
+            squares += held.normed[k][j] * held.normed[k][j];
         }
     }
     held.inverse = rsqrtf(T::sum(squares) / static_cast<float>(s.columns) + s.eps);
@@ -103,9 +103,9 @@ __device__ void read_weights(const T& t, const Groups& s, Src w, float (&weight)
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads) forward_kernel(Groups s, Src o, Src p, Src w, Dst y) {
+__global__ void __launch_bounds__(T::threads) forward_kernel(Groups s, Src o, Src p, Src w, Dst y) {
     const T t;
-    float weight[T::held][T::W];
+    float weight[T::held][T::W] = {};
     read_weights(t, s, w, weight);
     for (std::int64_t from = std::int64_t{blockIdx.x} * T::per_block; from < s.items;
          from += std::int64_t{gridDim.x} * T::per_block) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(threads) forward_kernel(Groups s, Src o, Src p
             float value[T::W];
 #pragma unroll
             for (int j = 0; j < T::W; ++j) {
-                const float z = held.z[k][j], x = held.normed(s, k, j) * held.inverse * weight[k][j];
-                value[j] = s.before ? x : x * z * sigmoid(z);
+                const float z = held.z[k][j], x = held.normed[k][j] * held.inverse * weight[k][j];
+                value[j] = T::before ? x : x * z * sigmoid(z);
             }
             T::A::put(y, s.row(item) * s.values + s.first(item) + t.column(k), value);
         }
@@ -129,10 +129,10 @@ __global__ void __launch_bounds__(threads) forward_kernel(Groups s, Src o, Src p
 
 // partial[block][column of the weights]: the sum of a block's items for dw.
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(T::threads)
     grad_kernel(Groups s, Src dy, Src o, Src p, Src w, Dst dout, Dst dp, float* partial) {
     const T t;
-    float weight[T::held][T::W], sum[T::held][T::W] = {};
+    float weight[T::held][T::W] = {}, sum[T::held][T::W] = {};
     read_weights(t, s, w, weight);
     for (std::int64_t from = std::int64_t{blockIdx.x} * T::per_block; from < s.items;
          from += std::int64_t{gridDim.x} * T::per_block) {
@@ -145,16 +145,17 @@ __global__ void __launch_bounds__(threads)
             g[k] = in && t.column(k) < s.columns ? T::A::take(dy, at + t.column(k)) : typename T::A::Held{};
         Held<T> held;
         read_group(t, s, o, p, item, in, held);
-        float along = 0.0f;
+        float along = 0.0f, open[T::held][T::W];
 #pragma unroll
         for (int k = 0; k < T::held; ++k) {
-            if (!in || t.column(k) >= s.columns) continue;
 #pragma unroll
             for (int j = 0; j < T::W; ++j) {
-                const float z = held.z[k][j], unit = held.normed(s, k, j) * held.inverse,
-                            d = s.before ? g[k][j] : g[k][j] * z * sigmoid(z);
-                sum[k][j] += d * unit;
-                along += d * weight[k][j] * unit;
+                const float z = held.z[k][j], d = T::before ? g[k][j] : g[k][j] * z;
+                open[k][j] = sigmoid(z);
+                held.normed[k][j] *= held.inverse;
+                const float own = T::before ? d : d * open[k][j];
+                sum[k][j] += own * held.normed[k][j];
+                along += own * weight[k][j] * held.normed[k][j];
             }
         }
         along = T::sum(along) / static_cast<float>(s.columns);
@@ -164,12 +165,12 @@ __global__ void __launch_bounds__(threads)
             float to_o[T::W], to_z[T::W];
 #pragma unroll
             for (int j = 0; j < T::W; ++j) {
-                const float x = held.x[k][j], z = held.z[k][j], open = sigmoid(z),
-                            slope = open * (1.0f + z * (1.0f - open)), unit = held.normed(s, k, j) * held.inverse,
+                const float z = held.z[k][j], gate_open = open[k][j], gated = z * gate_open,
+                            slope = gate_open + gated * (1.0f - gate_open), unit = held.normed[k][j],
                             weighted = g[k][j] * weight[k][j],
-                            d = held.inverse * ((s.before ? weighted : weighted * z * open) - unit * along);
-                to_o[j] = s.before ? d * z * open : d;
-                to_z[j] = s.before ? d * x * slope : weighted * unit * slope;
+                            d = held.inverse * ((T::before ? weighted : weighted * gated) - unit * along);
+                to_o[j] = T::before ? d * gated : d;
+                to_z[j] = slope * (T::before ? d * held.x[k][j] : weighted * unit);
             }
             T::A::put(dout, at + t.column(k), to_o);
             T::A::put(dp, gate + t.column(k), to_z);
@@ -185,14 +186,14 @@ __global__ void __launch_bounds__(threads)
                 if (t.column(k) + j < s.columns) out[t.column(k) + j] = sum[k][j];
         }
     } else {
-        __shared__ float all[T::per_block][threads / T::per_block * T::held * T::W];
+        __shared__ float all[T::per_block][T::threads / T::per_block * T::held * T::W];
 #pragma unroll
         for (int k = 0; k < T::held; ++k) {
 #pragma unroll
             for (int j = 0; j < T::W; ++j) all[t.number][t.column(k) + j] = sum[k][j];
         }
         __syncthreads();
-        for (int c = static_cast<int>(threadIdx.x); c < s.columns; c += threads) {
+        for (int c = static_cast<int>(threadIdx.x); c < s.columns; c += T::threads) {
             float total = 0.0f;
 #pragma unroll
             for (int n = 0; n < T::per_block; ++n) total += all[n][c];
@@ -202,31 +203,40 @@ __global__ void __launch_bounds__(threads)
 }
 
 // Calls run(Team) for groups of so many columns: of packs where they lie so, element by element elsewhere.
-template <class Run>
+template <bool before, class Run>
 void with_team(const Groups& s, std::initializer_list<Src> operands, Src w, Run run) {
     const auto of_packs = [&](auto access) {
         using A = decltype(access);
         const std::int64_t packs = s.columns / A::width;
         if (packs <= 16)
-            run(Team<A, 16, 1>{});
+            run(Team<A, 16, 1, threads, before>{});
         else if (packs <= 64)
-            run(Team<A, 32, 2>{});
+            run(Team<A, 32, 2, threads, before>{});
         else if (packs <= 128)
-            run(Team<A, 32, 4>{});
+            run(Team<A, 128, 1, 128, before>{});
+        else if (packs <= 256)
+            run(Team<A, 256, 1, 256, before>{});
         else
-            run(Team<A, threads, 4>{});
+            run(Team<A, 256, 4, 256, before>{});
     };
-    constexpr int single = 32; // columns of a thread that takes them one by one
     require(s.columns <= single * threads, "columns of a group of a gated norm", s.columns, single * threads);
     const Type type = operands.begin()->type;
     const int width = type == Type::f32 ? 4 : 8;
     if (!aligned(w) || !whole_packs(type, operands, {s.values, s.projected, s.gate, s.columns}) ||
         s.columns > 4 * threads * width)
-        run(Team<Access<float, 1>, threads, single>{});
+        run(Team<Access<float, 1>, threads, single, threads, before>{});
     else if (type == Type::f32)
         of_packs(Access<float, 4>{});
     else
         of_packs(Access<__nv_bfloat16, 8>{});
+}
+
+template <class Run>
+void with_team(const Groups& s, std::initializer_list<Src> operands, Src w, Run run) {
+    if (s.before)
+        with_team<true>(s, operands, w, run);
+    else
+        with_team<false>(s, operands, w, run);
 }
 
 } // namespace
@@ -241,7 +251,7 @@ void gated_norm(const StateShape& shape, Src o, Src p, Src w, Dst y, void* strea
         using T = decltype(team);
         const dim3 grid(blocks_for(s.items, T::per_block, std::int64_t{16} * multiprocessors()),
                         static_cast<unsigned>(s.weights));
-        gated::forward_kernel<T><<<grid, gated::threads, 0, stream_of(stream)>>>(s, o, p, w, y);
+        gated::forward_kernel<T><<<grid, T::threads, 0, stream_of(stream)>>>(s, o, p, w, y);
     });
     CUDA_CHECK(cudaGetLastError());
 }
@@ -257,7 +267,7 @@ void gated_norm_grad(const StateShape& shape, Src dy, Src o, Src p, Src w, Dst d
         using T = decltype(team);
         const unsigned blocks = blocks_for(s.items, T::per_block, fit < usual ? fit : usual);
         const dim3 grid(blocks, static_cast<unsigned>(s.weights));
-        gated::grad_kernel<T><<<grid, gated::threads, 0, stream_of(stream)>>>(s, dy, o, p, w, dout, dp, partial);
+        gated::grad_kernel<T><<<grid, T::threads, 0, stream_of(stream)>>>(s, dy, o, p, w, dout, dp, partial);
         CUDA_CHECK(cudaGetLastError());
         launch_sum_columns(PartialTerm{partial, width}, dw + s.weight, blocks, width, stream);
     });

@@ -9,162 +9,204 @@
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/vector.cuh"
 
+#include <algorithm>
+
 namespace moe::cuda {
 namespace conv {
 namespace {
 
-constexpr int usual_taps = 4;                           // of every published model
-constexpr int ahead = 4;                                // rows that are on their way at once
-constexpr std::int64_t short_each = 32, long_each = 64; // positions of a segment, forward and backward
-constexpr int together = 4;                             // segments of a block of the gradient, which adds up their sums
+constexpr int usual_taps = 4; // of every published model
+constexpr int shortest = 64;  // positions of a segment
+constexpr int share = 8;      // threads that add up an element of dw
+constexpr int together = 4;   // segments of a block of the gradient, which adds up their sums
 
-__device__ inline float silu_slope(float x) {
-    const float s = sigmoid(x);
-    return s * (1.0f + x * (1.0f - s));
-}
-
-// What a thread holds of its channels: weights by how far back they reach, and the last rows, the newest first.
+// What a thread holds of its channels: weights by how far back they reach, and as many rows as there are taps, that of
+// a position at the position's remainder. Rows before the sequence are zeros.
 template <class A, int taps>
 struct Window {
     static constexpr int W = A::width;
-    float tap[taps][W], base[W];
-    typename A::Held x[taps];
+    float tap[taps][W], base[W], x[taps][W];
 
-    __device__ Window(const Conv& s, Src p, Src w, Src bias, std::int64_t channel, std::int64_t first, int b) {
+    // Then comes the position `first`, at 0.
+    __device__ Window(const Conv& s, Src p, Src w, Src bias, std::int64_t channel, int first, int b) {
         const std::int64_t row = s.weight_row(channel);
 #pragma unroll
-        for (int i = 0; i < W; ++i) {
-            base[i] = bias.data != nullptr ? load(bias, row + i) : 0.0f;
+        for (int k = 0; k < W; ++k) {
+            base[k] = bias.data != nullptr ? load(bias, row + k) : 0.0f;
 #pragma unroll
-            for (int j = 0; j < taps; ++j) tap[j][i] = j < s.taps ? load(w, (row + i) * s.taps + s.taps - 1 - j) : 0.0f;
+            for (int j = 0; j < taps; ++j) tap[j][k] = j < s.taps ? load(w, (row + k) * s.taps + s.taps - 1 - j) : 0.0f;
         }
 #pragma unroll
-        for (int j = 0; j < taps; ++j) {
-            const std::int64_t at = first - 1 - j; // x[j]: of the position j before the one before the first
-            x[j] = at >= 0 ? A::take(p, (at * s.batch + b) * s.projected + channel) : typename A::Held{};
+        for (int j = 1; j < taps; ++j) {
+            typename A::Held held{};
+            if (first >= j) held = A::take(p, (std::int64_t{first - j} * s.batch + b) * s.projected + channel);
+            put(taps - j, held);
         }
     }
-    __device__ void move(const typename A::Held& row) {
+    __device__ void put(int place, const typename A::Held& row) {
 #pragma unroll
-        for (int j = taps - 1; j > 0; --j) x[j] = x[j - 1];
-        x[0] = row;
+        for (int k = 0; k < W; ++k) x[place][k] = row[k];
     }
-    __device__ void sums(int reach, float (&sum)[W]) const {
+    // Calls use(tap, place) for what the position at `place` reaches; all of it but where a document begins.
+    template <class Use>
+    static __device__ void reached(int reach, int place, Use use) {
+        if (reach >= taps) {
 #pragma unroll
-        for (int i = 0; i < W; ++i) sum[i] = base[i];
+            for (int j = 0; j < taps; ++j) use(j, (place - j + taps) % taps);
+        } else {
 #pragma unroll
-        for (int j = 0; j < taps; ++j) {
-            if (j >= reach) continue;
+            for (int j = 0; j < taps; ++j)
+                if (j < reach) use(j, (place - j + taps) % taps);
+        }
+    }
+    __device__ void sums(int reach, int place, float (&sum)[W]) const {
 #pragma unroll
-            for (int i = 0; i < W; ++i) sum[i] += tap[j][i] * x[j][i];
+        for (int k = 0; k < W; ++k) sum[k] = base[k];
+        reached(reach, place, [&](int j, int from) {
+#pragma unroll
+            for (int k = 0; k < W; ++k) sum[k] += tap[j][k] * x[from][k];
+        });
+    }
+};
+
+// A thread's columns of rows, position after position: where the next are fetched from.
+template <class A, int taps>
+struct Rows {
+    typename A::Held held[taps];
+    Src x;
+    std::int64_t at, step;
+
+    __device__ Rows(const Conv& s, Src x_, std::int64_t stride, std::int64_t channel, int first, int b)
+        : x(x_), at((std::int64_t{first} * s.batch + b) * stride + channel), step(s.batch * stride) {}
+    // The next positions; `left`: how many there are.
+    __device__ void fetch(int left) {
+#pragma unroll
+        for (int i = 0; i < taps; ++i) {
+            if (i < left) held[i] = A::take(x, at);
+            at += step;
         }
     }
 };
 
+// Calls run(checked, from) for each group of positions of [first, end), as many as there are taps; not checked are
+// those that lie before `whole`.
+template <int taps, class Run>
+__device__ void for_groups(int first, int whole, int end, Run run) {
+    int from = first;
+    for (; from + taps <= whole; from += taps) run(std::false_type{}, from);
+    for (; from < end; from += taps) run(std::true_type{}, from);
+}
+
 // A thread for W channels of the positions [first, first + each) of a sequence.
 template <class A, int taps>
-__global__ void __launch_bounds__(threads) forward_kernel(Conv s, Src p, Src w, Src bias, Dst c, std::int64_t each) {
+__global__ void __launch_bounds__(threads) forward_kernel(Conv s, Src p, Src w, Src bias, Dst c, int each) {
     constexpr int W = A::width;
     const std::int64_t channel = (std::int64_t{blockIdx.x} * threads + threadIdx.x) * W;
     if (channel >= s.columns) return;
-    const int b = static_cast<int>(blockIdx.z);
-    const std::int64_t first = blockIdx.y * each, end = first + each < s.seq ? first + each : s.seq;
+    const int b = static_cast<int>(blockIdx.z), first = static_cast<int>(blockIdx.y) * each,
+              end = min(first + each, s.seq);
+    Rows<A, taps> next(s, p, s.projected, channel, first, b);
+    next.fetch(end - first);
     Window<A, taps> window(s, p, w, bias, channel, first, b);
-    for (std::int64_t from = first; from < end; from += ahead) {
-        typename A::Held next[ahead];
+    const std::int64_t step = s.batch * s.columns;
+    std::int64_t to = (std::int64_t{first} * s.batch + b) * s.columns + channel;
+    for_groups<taps>(first, end, end, [&](auto checked, int from) {
+        const Rows<A, taps> rows = next;
+        next.fetch(end - from - taps);
 #pragma unroll
-        for (int i = 0; i < ahead; ++i) {
-            const std::int64_t at = from + i;
-            if (at < end) next[i] = A::take(p, (at * s.batch + b) * s.projected + channel);
-        }
-#pragma unroll
-        for (int i = 0; i < ahead; ++i) {
-            const std::int64_t at = from + i;
-            if (at >= end) break;
-            window.move(next[i]);
+        for (int i = 0; i < taps; ++i) {
+            if (checked.value && from + i >= end) break;
+            window.put(i, rows.held[i]);
             float sum[W];
-            window.sums(s.reach(at, b), sum);
+            window.sums(s.starts != nullptr ? s.reach(from + i, b) : taps, i, sum);
 #pragma unroll
-            for (int j = 0; j < W; ++j) sum[j] *= sigmoid(sum[j]);
-            A::put(c, (at * s.batch + b) * s.columns + channel, sum);
+            for (int k = 0; k < W; ++k) sum[k] *= sigmoid(sum[k]);
+            A::put(c, to, sum);
+            to += step;
         }
+    });
+}
+
+// What a thread of the gradient adds up: of its channels the sums for dw and dbias, and dp of as many positions as
+// there are taps, each at its remainder.
+template <class A, int taps>
+struct Grads {
+    static constexpr int W = A::width;
+    float sum[taps][W], bias[W], open[taps][W];
+};
+
+// The position at `place`, whose row is in the window; `own`: it counts for dw, and not only for what it reaches.
+template <bool own, class A, int taps>
+__device__ void take_position(const Window<A, taps>& window, int reach, int place, const typename A::Held& dc,
+                              Grads<A, taps>& to) {
+    constexpr int W = A::width;
+    float grad[W];
+    window.sums(reach, place, grad);
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+        const float open = sigmoid(grad[k]);
+        grad[k] = dc[k] * open * (1.0f + grad[k] * (1.0f - open));
+        if (own) to.bias[k] += grad[k];
     }
+    Window<A, taps>::reached(reach, place, [&](int j, int from) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+            to.open[from][k] += window.tap[j][k] * grad[k];
+            if (own) to.sum[j][k] += window.x[from][k] * grad[k];
+        }
+    });
 }
 
 // The same positions, and taps - 1 more that these reach; a block has `together` segments side by side.
 // partial[segments, batch][channel, tap]: a channel's sum for dw, and behind the taps the one for dbias.
 template <class A, int taps>
-__global__ void __launch_bounds__(threads)
-    grad_kernel(Conv s, Src dc, Src p, Src w, Src bias, Dst dp, float* partial, std::int64_t each) {
+__global__ void __launch_bounds__(threads, taps <= usual_taps ? 2 : 1)
+    grad_kernel(Conv s, Src dc, Src p, Src w, Src bias, Dst dp, float* partial, int each) {
     constexpr int W = A::width, across = threads / together;
     const int lane = static_cast<int>(threadIdx.x) % across, segment = static_cast<int>(threadIdx.x) / across;
     const std::int64_t channel = (std::int64_t{blockIdx.x} * across + lane) * W;
-    const int b = static_cast<int>(blockIdx.z);
-    const std::int64_t first = (std::int64_t{blockIdx.y} * together + segment) * each,
-                       end = first + each < s.seq ? first + each : s.seq, last = end + s.taps - 1;
-    float sum[taps][W] = {}, bias_sum[W] = {};
+    const int b = static_cast<int>(blockIdx.z), first = (static_cast<int>(blockIdx.y) * together + segment) * each,
+              end = min(first + each, s.seq), last = end + taps - 1;
+    Grads<A, taps> to{};
     if (channel < s.columns && first < s.seq) {
+        Rows<A, taps> x(s, p, s.projected, channel, first, b), g(s, dc, s.columns, channel, first, b);
+        x.fetch(s.seq - first);
+        g.fetch(s.seq - first);
         Window<A, taps> window(s, p, w, bias, channel, first, b);
-        float open[taps][W] = {};
-        for (std::int64_t from = first; from < last; from += ahead) {
-            typename A::Held next[ahead], grads[ahead];
-#pragma unroll
-            for (int i = 0; i < ahead; ++i) {
-                const std::int64_t at = from + i, row = at * s.batch + b;
-                if (at >= last || at >= s.seq) continue;
-                next[i] = A::take(p, row * s.projected + channel);
-                grads[i] = A::take(dc, row * s.columns + channel);
+        const std::int64_t step = s.batch * s.projected;
+        std::int64_t at = ((std::int64_t{first} - (taps - 1)) * s.batch + b) * s.projected + channel;
+        for_groups<taps>(first, end, last, [&](auto checked, int from) {
+            const Rows<A, taps> rows = x, grads = g;
+            if (from + taps < last) {
+                x.fetch(s.seq - from - taps);
+                g.fetch(s.seq - from - taps);
             }
 #pragma unroll
-            for (int i = 0; i < ahead; ++i) {
-                const std::int64_t at = from + i;
-                if (at >= last) break;
-#pragma unroll
-                for (int j = taps - 1; j > 0; --j) {
-#pragma unroll
-                    for (int k = 0; k < W; ++k) open[j][k] = open[j - 1][k];
+            for (int i = 0; i < taps; ++i) {
+                if (checked.value && from + i >= last) break;
+                if (!checked.value || from + i < s.seq) {
+                    const int reach = s.starts != nullptr ? s.reach(from + i, b) : taps;
+                    window.put(i, rows.held[i]);
+                    if (!checked.value || from + i < end)
+                        take_position<true>(window, reach, i, grads.held[i], to);
+                    else
+                        take_position<false>(window, reach, i, grads.held[i], to);
                 }
+                float(&ready)[W] = to.open[(i + 1) % taps]; // of the position that nothing behind reaches any more
+                if (from + i - (taps - 1) >= first) A::put(dp, at, ready);
+                at += step;
 #pragma unroll
-                for (int k = 0; k < W; ++k) open[0][k] = 0.0f;
-                if (at < s.seq) {
-                    const int reach = s.reach(at, b);
-                    float grad[W];
-                    window.move(next[i]);
-                    window.sums(reach, grad);
-#pragma unroll
-                    for (int k = 0; k < W; ++k) {
-                        grad[k] = grads[i][k] * silu_slope(grad[k]);
-                        if (at < end) bias_sum[k] += grad[k];
-                    }
-#pragma unroll
-                    for (int j = 0; j < taps; ++j) {
-                        if (j >= reach) continue;
-#pragma unroll
-                        for (int k = 0; k < W; ++k) {
-                            open[j][k] += window.tap[j][k] * grad[k];
-                            if (at < end) sum[j][k] += window.x[j][k] * grad[k];
-                        }
-                    }
-                }
-                const std::int64_t done = at - (s.taps - 1); // the position that nothing behind reaches any more
-                if (done < first || done >= end) continue;
-                float value[W] = {};
-#pragma unroll
-                for (int j = 0; j < taps; ++j) {
-#pragma unroll
-                    for (int k = 0; k < W; ++k) value[k] = j == s.taps - 1 ? open[j][k] : value[k];
-                }
-                A::put(dp, (done * s.batch + b) * s.projected + channel, value);
+                for (int k = 0; k < W; ++k) ready[k] = 0.0f;
             }
-        }
+        });
     }
     __shared__ float others[together - 1][(taps + 1) * W][across];
     if (segment > 0) {
 #pragma unroll
         for (int k = 0; k < W; ++k) {
-            others[segment - 1][taps * W + k][lane] = bias_sum[k];
+            others[segment - 1][taps * W + k][lane] = to.bias[k];
 #pragma unroll
-            for (int j = 0; j < taps; ++j) others[segment - 1][j * W + k][lane] = sum[j][k];
+            for (int j = 0; j < taps; ++j) others[segment - 1][j * W + k][lane] = to.sum[j][k];
         }
     }
     __syncthreads();
@@ -175,21 +217,20 @@ __global__ void __launch_bounds__(threads)
             partial + ((std::int64_t{blockIdx.y} * s.batch + b) * s.columns + channel + k) * (s.taps + 1);
 #pragma unroll
         for (int other = 0; other < together - 1; ++other) {
-            bias_sum[k] += others[other][taps * W + k][lane];
+            to.bias[k] += others[other][taps * W + k][lane];
 #pragma unroll
-            for (int j = 0; j < taps; ++j) sum[j][k] += others[other][j * W + k][lane];
+            for (int j = 0; j < taps; ++j) to.sum[j][k] += others[other][j * W + k][lane];
         }
 #pragma unroll
         for (int j = 0; j < taps; ++j)
-            if (j < s.taps) out[s.taps - 1 - j] = sum[j][k];
-        out[s.taps] = bias_sum[k];
+            if (j < s.taps) out[s.taps - 1 - j] = to.sum[j][k];
+        out[s.taps] = to.bias[k];
     }
 }
 
-// dw[row of the weights, tap] and dbias += partial, over all segments; eight threads for each element.
+// dw[row of the weights, tap] and dbias += partial, over all segments; `share` threads for each element.
 __global__ void __launch_bounds__(threads)
     weight_kernel(Conv s, const float* partial, int parts, float* dw, float* dbias) {
-    constexpr int share = 8;
     const std::int64_t i = (std::int64_t{blockIdx.x} * threads + threadIdx.x) / warp_size * (warp_size / share) +
                            threadIdx.x % (warp_size / share),
                        each = s.taps + 1, size = s.columns * each;
@@ -210,8 +251,8 @@ __global__ void __launch_bounds__(threads)
         dbias[row] += sum;
 }
 
-// Calls run(Access, taps): packs of 16 bytes, or of 8 where `half`, if rows and parts of heads begin at such ones.
-template <bool half, class Run>
+// Calls run(Access, taps): 8 bytes of channels of a thread if rows and parts of heads begin at whole packs.
+template <class Run>
 void with_packs(const Conv& s, Src p, Src c, Run run) {
     const auto with_taps = [&](auto access) {
         if (s.taps == usual_taps)
@@ -222,13 +263,13 @@ void with_packs(const Conv& s, Src p, Src c, Run run) {
     if (!whole_packs(p.type, {p, c}, {s.projected, s.columns, s.keys, s.values}))
         with_taps(Access<float, 1>{});
     else if (p.type == Type::f32)
-        with_taps(Access<float, 4>{});
+        with_taps(Access<float, 2>{});
     else
-        with_taps(Access < __nv_bfloat16, half ? 4 : 8 > {});
+        with_taps(Access<__nv_bfloat16, 4>{});
 }
 
 // channels: of a block.
-dim3 grid_of(const Conv& s, int channels, std::int64_t segments) {
+dim3 grid_of(const Conv& s, int channels, int segments) {
     return {blocks_for(s.columns, channels), static_cast<unsigned>(segments), static_cast<unsigned>(s.batch)};
 }
 
@@ -237,22 +278,22 @@ dim3 grid_of(const Conv& s, int channels, std::int64_t segments) {
 
 namespace {
 
-void check_taps(const StateShape& s) {
+void check_shape(const StateShape& s) {
     require(s.kernel <= conv::most_taps, "taps of a short convolution", s.kernel, conv::most_taps);
     require(s.batch <= 65535, "sequences of a short convolution", s.batch, 65535);
+    require(s.seq() <= INT32_MAX / 2, "positions of a short convolution", s.seq(), INT32_MAX / 2);
 }
 
 void short_conv(const StateShape& shape, Src p, Src w, Src bias, Dst c, void* stream) {
     if (shape.rows <= 0) return;
-    check_taps(shape);
+    check_shape(shape);
     const conv::Conv s(shape);
-    const std::int64_t wanted = ceil_div(s.seq, conv::short_each), segments = wanted < 65535 ? wanted : 65535;
-    const std::int64_t each = ceil_div(s.seq, segments);
-    conv::with_packs<false>(s, p, Src{c.data, c.type}, [&](auto access, auto taps) {
+    const int segments = std::min(ceil_div(s.seq, conv::shortest), 65535), each = ceil_div(s.seq, segments);
+    conv::with_packs(s, p, Src{c.data, c.type}, [&](auto access, auto taps) {
         using A = decltype(access);
+        const dim3 grid = conv::grid_of(s, conv::threads * A::width, ceil_div(s.seq, each));
         conv::forward_kernel<A, decltype(taps)::value>
-            <<<conv::grid_of(s, conv::threads * A::width, ceil_div(s.seq, each)), conv::threads, 0,
-               stream_of(stream)>>>(s, p, w, bias, c, each);
+            <<<grid, conv::threads, 0, stream_of(stream)>>>(s, p, w, bias, c, each);
     });
     CUDA_CHECK(cudaGetLastError());
 }
@@ -260,24 +301,22 @@ void short_conv(const StateShape& shape, Src p, Src w, Src bias, Dst c, void* st
 void short_conv_grad(const StateShape& shape, Src dc, Src p, Src w, Src bias, Dst dp, float* dw, float* dbias,
                      void* stream) {
     if (shape.rows <= 0) return;
-    check_taps(shape);
+    check_shape(shape);
     const conv::Conv s(shape);
     const std::int64_t fit = scratch_floats / (s.columns * (s.taps + 1) * s.batch);
     require(fit >= 1, "columns of a short convolution", s.columns * s.batch, scratch_floats / (s.taps + 1));
-    const std::int64_t wanted = ceil_div(s.seq, conv::long_each), most = fit * conv::together,
-                       each = ceil_div(s.seq, wanted < most ? wanted : most),
-                       used = ceil_div(s.seq, each * conv::together);
+    const std::int64_t most = std::min<std::int64_t>(ceil_div(s.seq, conv::shortest), fit * conv::together);
+    const int each = ceil_div(s.seq, static_cast<int>(most)), used = ceil_div(s.seq, each * conv::together);
     float* const partial = scratch_of(stream_of(stream));
-    conv::with_packs<true>(s, p, dc, [&](auto access, auto taps) {
+    conv::with_packs(s, p, dc, [&](auto access, auto taps) {
         using A = decltype(access);
+        const dim3 grid = conv::grid_of(s, conv::threads / conv::together * A::width, used);
         conv::grad_kernel<A, decltype(taps)::value>
-            <<<conv::grid_of(s, conv::threads / conv::together * A::width, used), conv::threads, 0,
-               stream_of(stream)>>>(s, dc, p, w, bias, dp, partial, each);
+            <<<grid, conv::threads, 0, stream_of(stream)>>>(s, dc, p, w, bias, dp, partial, each);
     });
     CUDA_CHECK(cudaGetLastError());
-    conv::
-        weight_kernel<<<blocks_for(s.columns * (s.taps + 1) * 8, conv::threads), conv::threads, 0, stream_of(stream)>>>(
-            s, partial, static_cast<int>(used * s.batch), dw, dbias);
+    conv::weight_kernel<<<blocks_for(s.columns * (s.taps + 1) * conv::share, conv::threads), conv::threads, 0,
+                          stream_of(stream)>>>(s, partial, used * s.batch, dw, dbias);
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -7,12 +7,12 @@ namespace moe::cuda::conv {
 
 inline constexpr int threads = 256, most_taps = 8;
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 // Strides of rows in elements.
 struct Conv {
-    int batch, taps, part, parts;
-    std::int64_t seq, keys, values, columns, projected;
+    int batch, taps, part, parts, seq;
+    std::int64_t keys, values, columns, projected;
     const std::int32_t* starts;
 
     __host__ explicit Conv(const StateShape& s)
@@ -20,7 +20,7 @@ struct Conv {
           taps(s.kernel),
           part(s.part),
           parts(s.parts),
-          seq(s.seq()),
+          seq(static_cast<int>(s.seq())),
           keys(s.keys()),
           values(s.values()),
           columns(s.convolved()),
@@ -32,9 +32,9 @@ struct Conv {
         return 2 * keys * parts + part * values + c - 2 * keys;
     }
     // Rows before the position's, itself among them, that its convolution reads.
-    __device__ int reach(std::int64_t at, int b) const {
-        const std::int64_t seen = at - (starts != nullptr ? starts[at * batch + b] : 0) + 1;
-        return seen < taps ? static_cast<int>(seen) : taps;
+    __device__ int reach(int at, int b) const {
+        const int seen = at - (starts != nullptr ? starts[std::int64_t{at} * batch + b] : 0) + 1;
+        return seen < taps ? seen : taps;
     }
 };
 

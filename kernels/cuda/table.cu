@@ -51,6 +51,7 @@ const Kernels* cuda_kernels() {
         cuda::add_balance(t);
         cuda::add_bias(t);
         cuda::add_elementwise(t);
+        cuda::add_drop(t);
         cuda::add_short_conv(t);
         cuda::add_gated_norm(t);
         cuda::add_state_cached(t);

@@ -44,6 +44,7 @@ std::string form(const Op& op) {
                (sunk ? ".sinks" : "") + (a->documents ? ".documents" : "") +
                (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
     }
+    if (const auto* a = std::get_if<ActivationAttr>(&op.attr)) return a->gated ? "" : ".plain";
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
     if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";

@@ -2,21 +2,16 @@
 #include "tests/kernels/cuda_bandwidth.hpp"
 
 #include "kernels/cuda/check.hpp"
-#include "kernels/cuda/cuda_kernels.hpp"
-#include "tests/kernels/cuda_timing.hpp"
+#include "tests/kernels/cuda_bandwidth_cases.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <random>
 
 namespace moe::test {
 namespace {
-
-using Call = std::function<void(void* stream)>;
-using Row = std::int64_t;
 
 constexpr Row tokens = 16384, top_k = 8, copies = tokens * top_k;
 constexpr int experts = 128;
@@ -28,9 +23,9 @@ std::vector<std::int32_t> random_ints(Row n, int below) {
     return out;
 }
 
-class Cases {
+class Cases : BandwidthCases {
 public:
-    explicit Cases(std::string part) : part_(std::move(part)) {}
+    using BandwidthCases::BandwidthCases;
     std::vector<Moved> run() {
         flat(Type::bf16);
         flat(Type::f32);
@@ -51,16 +46,6 @@ public:
     }
 
 private:
-    void add(const std::string& name, double bytes, const Call& call) {
-        if (name.find(part_) == std::string::npos) return;
-        moved_.push_back({name, seconds_of(call), copy_seconds(bytes)});
-    }
-    void time(const std::string& name, double bytes, const Call& call) {
-        add(name, bytes, call);
-        pool_.reset();
-    }
-    static double of(Type type, double elements) { return elements * static_cast<double>(size_of(type)); }
-
     void flat(Type type) {
         const Row n = tokens * 7168;
         const auto each = static_cast<double>(n);
@@ -386,15 +371,14 @@ private:
              each * (12.0 + 2.0 + 8.0 / scale_block),
              [=, this](void* s) { k_.activation_grad(shape, dy, x, p, counts, dx, dp, y, q, s); });
     }
-
-    const Kernels& k_ = *cuda_kernels();
-    DevicePool pool_;
-    std::string part_;
-    std::vector<Moved> moved_;
 };
 
 } // namespace
 
-std::vector<Moved> bandwidth_of_kernels(const std::string& part) { return Cases(part).run(); }
+std::vector<Moved> bandwidth_of_kernels(const std::string& part) {
+    std::vector<Moved> all = Cases(part).run(), states = bandwidth_of_states(part);
+    all.insert(all.end(), states.begin(), states.end());
+    return all;
+}
 
 } // namespace moe::test

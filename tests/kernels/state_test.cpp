@@ -227,7 +227,8 @@ TEST_CASE("short_conv: any taps, documents, channels of a part of the heads") {
         for (const bool grad : {false, true})
             for (const StateShape& s : {shapes()[0], StateShape{40, 2, 2, 4, 3, 2, 3},
                                         StateShape{70, 1, 1, 1, 4, 3, 1, 1e-6, 1, 3}, StateShape{3, 1, 1, 1, 2, 2, 8},
-                                        mamba({40, 2, 2, 4, 3, 2, 3}), mamba({70, 1, 1, 1, 4, 3, 2, 1e-6, 1, 3})})
+                                        mamba({40, 2, 2, 4, 3, 2, 3}), mamba({70, 1, 1, 1, 4, 3, 2, 1e-6, 1, 3}),
+                                        StateShape{70, 1, 1, 4, 8, 8, 4}, mamba({36, 2, 1, 8, 8, 8, 3})}) // whole packs
                 for (const int documents : {0, 4}) check(conv_case(grad, s, {documents, type}));
 }
 
@@ -235,7 +236,8 @@ TEST_CASE("gated_norm: heads of any width") {
     for (const Type type : {Type::f32, Type::bf16})
         for (const bool grad : {false, true})
             for (const StateShape& s :
-                 {shapes()[0], StateShape{6, 1, 1, 3, 2, 40, 2}, StateShape{3, 1, 1, 2, 2, 128, 2}})
+                 {shapes()[0], StateShape{6, 1, 1, 3, 2, 40, 2}, StateShape{3, 1, 1, 2, 2, 128, 2},
+                  StateShape{5, 1, 1, 4, 4, 40, 2}, StateShape{3, 1, 1, 4, 4, 128, 2}}) // whole packs
                 check(norm_case(grad, s, {0, type}));
 }
 
@@ -244,7 +246,9 @@ TEST_CASE("gated_norm: groups of heads of any width, behind their gates") {
         for (const bool grad : {false, true})
             for (const StateShape& s :
                  {StateShape{7, 1, 1, 1, 3, 5, 4}, StateShape{6, 1, 2, 6, 2, 40, 2},
-                  StateShape{3, 1, 2, 6, 2, 128, 2, 1e-5, 1, 2}, StateShape{20, 2, 3, 3, 2, 4, 2}})
+                  StateShape{3, 1, 2, 6, 2, 128, 2, 1e-5, 1, 2}, StateShape{20, 2, 3, 3, 2, 4, 2},
+                  StateShape{5, 1, 2, 8, 8, 32, 2, 1e-5, 1, 2}, StateShape{3, 1, 1, 8, 8, 64, 2},
+                  StateShape{2, 1, 1, 16, 8, 64, 2}, StateShape{2, 1, 1, 32, 8, 64, 2}}) // whole packs of either kind
                 check(norm_case(grad, mamba(s), {0, type}));
     check(norm_case(false, mamba({3, 1, 1, 40, 2, 128, 2}), {0, Type::f32})); // as wide as Granite 4 has them, and more
     check(norm_case(true, mamba({2, 1, 1, 64, 2, 70, 2}), {0, Type::f32}));

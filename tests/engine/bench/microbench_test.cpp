@@ -199,3 +199,20 @@ TEST_CASE("a point that offloads measures copies, by their bytes alone") {
     const std::vector<bench::Point> points = bench::grid_of_gpus();
     CHECK(std::any_of(points.begin(), points.end(), [](const bench::Point& p) { return p.offload != 0; }));
 }
+
+TEST_CASE("the grid of GPUs measures every kind of layer with a state, and sparse attention") {
+    std::vector<std::string> keys;
+    for (const bench::Point& point : bench::grid_of_gpus()) {
+        const plan::Plan plan = bench::plan_of(point, backends::backend_named("cpu"));
+        const program::Program program = lower::lower(plan, 0);
+        for (const program::Template& tmpl : program.templates)
+            for (const program::Op& op : tmpl.ops) keys.push_back(program::measured_key(op, program));
+    }
+    for (const char* key : {"delta_rule", "delta_rule_grad", "ssd", "ssd_grad", "short_conv", "short_conv_grad",
+                            "gated_norm", "gated_norm_grad", "pick_keys", "pick_keys_grad", "attention.picked",
+                            "attention_grad.picked", "activation.plain", "activation_grad.plain"}) {
+        INFO(std::string(key));
+        CHECK(std::count_if(keys.begin(), keys.end(),
+                            [&](const std::string& k) { return k == key || k == key + std::string(".bf16"); }) >= 4);
+    }
+}
