@@ -247,8 +247,8 @@ TEST_CASE("gated_norm: groups of heads of any width, behind their gates") {
             for (const StateShape& s :
                  {StateShape{7, 1, 1, 1, 3, 5, 4}, StateShape{6, 1, 2, 6, 2, 40, 2},
                   StateShape{3, 1, 2, 6, 2, 128, 2, 1e-5, 1, 2}, StateShape{20, 2, 3, 3, 2, 4, 2},
-                  StateShape{5, 1, 2, 8, 8, 32, 2, 1e-5, 1, 2}, StateShape{3, 1, 1, 8, 8, 64, 2},
-                  StateShape{2, 1, 1, 16, 8, 64, 2}, StateShape{2, 1, 1, 32, 8, 64, 2}}) // whole packs of either kind
+                  StateShape{3, 1, 2, 8, 8, 32, 2, 1e-5, 1, 2}, StateShape{2, 1, 1, 8, 8, 64, 2},
+                  StateShape{1, 1, 1, 16, 8, 64, 2}, StateShape{1, 1, 1, 32, 8, 64, 2}}) // whole packs of either kind
                 check(norm_case(grad, mamba(s), {0, type}));
     check(norm_case(false, mamba({3, 1, 1, 40, 2, 128, 2}), {0, Type::f32})); // as wide as Granite 4 has them, and more
     check(norm_case(true, mamba({2, 1, 1, 64, 2, 70, 2}), {0, Type::f32}));
