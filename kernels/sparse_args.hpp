@@ -2,6 +2,7 @@
 // picked.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace moe {
@@ -63,8 +64,10 @@ struct IndexLossShape {
     bool all_keys = false;
     double factor = 1.0;
 
+    // Keys that a query may have.
+    std::int64_t width() const { return all_keys ? index.keys.seq_k : index.keys.top_k; }
     // Floats of the memory that a call may use.
-    std::int64_t work() const { return index.keys.rows() * (core.heads + 1); }
+    std::int64_t work() const { return index.keys.rows() * (std::max<std::int64_t>(core.heads, width()) + 1); }
 };
 
 } // namespace moe

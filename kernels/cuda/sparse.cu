@@ -1,106 +1,12 @@
-// Sparse attention's choice of keys: scores of all keys that a query sees, the smallest that is picked, bit by bit, and
-// the positions of those in order. Beside it what generation keeps, and the rotation around the latent.
+// What stands around sparse attention: rows that generation keeps, and the rotation around the latent.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/rotation.cuh"
-#include "kernels/cuda/scratch.hpp"
-#include "kernels/cuda/sparse.cuh"
 #include "kernels/cuda/sparse.hpp"
 
 namespace moe::cuda {
 namespace {
 
 constexpr int threads = 256, warps = threads / warp_size;
-
-// A number that is larger where the score is; of equal scores the same, of one that is no number the smallest.
-__device__ unsigned order_of(float score) {
-    if (score != score) score = -INFINITY;
-    if (score == 0.0f) score = 0.0f; // -0 is 0.
-    const unsigned bits = __float_as_uint(score);
-    return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// Sum of a count over the block, and of those of the threads before.
-struct Counted {
-    int before, all;
-};
-__device__ Counted count_in_order(bool flag) {
-    __shared__ int part[warps];
-    const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
-    const unsigned set = __ballot_sync(all_lanes, flag);
-    __syncthreads(); // The counts before these have been read.
-    if (lane == 0) part[warp] = __popc(set);
-    __syncthreads();
-    Counted out{__popc(set & ((1u << lane) - 1)), 0};
-    for (int w = 0; w < warps; ++w) {
-        if (w < warp) out.before += part[w];
-        out.all += part[w];
-    }
-    return out;
-}
-
-// A block takes rows in turn; `scores` has seq_k numbers for each block.
-__global__ void __launch_bounds__(threads)
-    pick_kernel(IndexShape s, Src q, Src k, Src w, std::int32_t* keys, unsigned* scores) {
-    extern __shared__ float query[]; // [heads, dim], and the weights behind
-    const KeyPlaces z{s.keys};
-    const int thread = static_cast<int>(threadIdx.x), width = s.heads * s.dim;
-    float* const weights = query + width;
-    unsigned* const own = scores + blockIdx.x * s.keys.seq_k;
-    for (std::int64_t row = blockIdx.x; row < z.rows(); row += gridDim.x) {
-        std::int32_t* const picked = keys + row * s.keys.top_k;
-        const KeyList seen(z, nullptr, row);
-        const std::int64_t top_k = s.keys.top_k;
-        if (seen.count <= top_k) {
-            for (std::int64_t j = thread; j < top_k; j += threads)
-                picked[j] = j < seen.count ? static_cast<std::int32_t>(seen.from + j) : -1;
-            continue;
-        }
-        __syncthreads(); // The row before this one has been read.
-        for (int i = thread; i < width; i += threads) query[i] = load(q, row * width + i);
-        for (int h = thread; h < s.heads; h += threads) weights[h] = load(w, row * s.heads + h);
-        __syncthreads();
-        for (std::int64_t j = thread; j < seen.count; j += threads) {
-            const std::int64_t at = z.row_of(seen.from + j, seen.sequence) * s.dim;
-            own[j] = order_of(static_cast<float>(s.scale) * index_score(s, query, weights, k, at));
-        }
-        __syncthreads();
-        // The largest number that top_k scores reach.
-        unsigned least = 0;
-        for (int bit = 31; bit >= 0; --bit) {
-            const unsigned tried = least | 1u << bit;
-            int reach = 0;
-            for (std::int64_t j = thread; j < seen.count; j += threads) reach += own[j] >= tried ? 1 : 0;
-            if (block_sum(reach) >= top_k) least = tried;
-        }
-        int above = 0;
-        for (std::int64_t j = thread; j < seen.count; j += threads) above += own[j] > least ? 1 : 0;
-        const std::int64_t equal = top_k - block_sum(above); // that are picked of those that are equal to it
-        std::int64_t done = 0, ties = 0;
-        for (std::int64_t base = 0; base < seen.count; base += threads) {
-            const std::int64_t j = base + thread;
-            const bool tied = j < seen.count && own[j] == least;
-            const Counted of_ties = count_in_order(tied);
-            const bool takes = j < seen.count && (own[j] > least || (tied && ties + of_ties.before < equal));
-            const Counted taken = count_in_order(takes);
-            if (takes) picked[done + taken.before] = static_cast<std::int32_t>(seen.from + j);
-            done += taken.all;
-            ties += of_ties.all;
-        }
-    }
-}
-
-void pick_keys(const IndexShape& s, Src q, Src k, Src w, std::int32_t* keys, void* stream) {
-    if (s.keys.rows() <= 0) return;
-    require(s.keys.seq_k <= scratch_floats, "the number of keys that an indexer compares", s.keys.seq_k,
-            scratch_floats);
-    const std::size_t shared = index_bytes(s);
-    CUDA_CHECK(
-        cudaFuncSetAttribute(pick_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    const unsigned blocks = blocks_for(s.keys.rows(), 1, scratch_floats / s.keys.seq_k);
-    auto* const scores = reinterpret_cast<unsigned*>(scratch_of(stream_of(stream)));
-    pick_kernel<<<blocks, threads, shared, stream_of(stream)>>>(s, q, k, w, keys, scores);
-    CUDA_CHECK(cudaGetLastError());
-}
 
 __global__ void __launch_bounds__(threads)
     cache_kernel(Src x, const std::int32_t* positions, Dst cache, std::int64_t cols) {
@@ -187,12 +93,15 @@ void latent_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dq_nope, co
 } // namespace
 
 void add_sparse(Kernels& table) {
-    table.pick_keys = pick_keys;
     table.cache_rows = cache_rows;
     table.latent_rope = latent_rope;
     table.latent_rope_grad = latent_rope_grad;
+    add_sparse_pick(table);
     add_sparse_attention(table);
     add_sparse_loss(table);
+    add_tensor_sparse(table);
+    add_tensor_sparse_grad(table);
+    add_tensor_sparse_loss(table);
 }
 
 } // namespace moe::cuda

@@ -47,9 +47,9 @@ struct KeyList {
             }
     }
     __device__ std::int64_t at(std::int64_t j) const { return list != nullptr ? list[j] : from + j; }
-    // Whether the query has the key at a position.
-    __device__ bool holds(std::int64_t position) const {
-        if (list == nullptr) return position >= from && position < from + count;
+    // The number of the first key at this position or behind it.
+    __device__ std::int64_t lower(std::int64_t position) const {
+        if (list == nullptr) return position < from ? 0 : position < from + count ? position - from : count;
         std::int64_t low = 0, high = count;
         while (low < high) {
             const std::int64_t middle = (low + high) / 2;
@@ -58,7 +58,31 @@ struct KeyList {
             else
                 high = middle;
         }
-        return low < count && list[low] == position;
+        return low;
+    }
+    // Whether the query has the key at a position.
+    __device__ bool holds(std::int64_t position) const {
+        const std::int64_t low = lower(position);
+        return low < count && at(low) == position;
+    }
+    // Which of 64 positions the query has, a bit each, and the number of the first of those keys.
+    struct Within {
+        unsigned long long mask;
+        std::int64_t low;
+    };
+    __device__ Within within(std::int64_t first) const {
+        constexpr int positions = 64, at_once = 8;
+        Within out{0, lower(first)};
+        bool inside = true;
+        for (std::int64_t j = out.low; inside && j < count; j += at_once) {
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const std::int64_t there = j + i < count ? at(j + i) - first : positions;
+                inside = there < positions;
+                if (inside) out.mask |= 1ull << there;
+            }
+        }
+        return out;
     }
 };
 

@@ -6,8 +6,13 @@
 
 namespace moe::cuda {
 
+void add_sparse_pick(Kernels& table);
 void add_sparse_attention(Kernels& table);
 void add_sparse_loss(Kernels& table);
+// After those: what Hopper's tensor cores take of them.
+void add_tensor_sparse(Kernels& table);
+void add_tensor_sparse_grad(Kernels& table);
+void add_tensor_sparse_loss(Kernels& table);
 
 // Bytes of an indexer's query of all heads with their weights, which blocks hold in shared memory.
 inline std::size_t index_bytes(const IndexShape& s) {

@@ -4,6 +4,7 @@
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace moe::cost {
@@ -66,12 +67,93 @@ double plain_attention_seconds(const Rates& rates, const program::Op& op) {
     return std::max(op.flops / rate, memory) + rates.costs->kernel_seconds;
 }
 
+// Keys of a row of sparse attention in the mean: those that it sees, and those that it has.
+struct RowKeys {
+    double seen, picked;
+};
+RowKeys row_keys(const program::AttentionAttr& a) {
+    const double longest = static_cast<double>(a.seq_k) * (a.documents ? 2.0 * a.visible : 1.0),
+                 most = std::min(static_cast<double>(a.picked), longest); // The first rows see fewer.
+    return {longest / 2.0, most * (1.0 - most / (2.0 * longest))};
+}
+
+// Work of an op of sparse attention by the rate of its kernels: TFLOPS of an H200 (docs/notes/kernels-sparse.md).
+struct Part {
+    double flops, rate;
+};
+
+// On tensor cores. A tile of 64 keys multiplies with every row that has one of them: over picked keys, gradients of
+// keys work through all that rows see.
+std::array<Part, 2> tensor_parts(const program::Op& op, const program::AttentionAttr& a) {
+    const double rows = 2.0 * static_cast<double>(a.batch * a.seq_q), qk = a.qk_dim, v = a.v_dim,
+                 index = static_cast<double>(a.index.heads) * a.index.dim;
+    const double heads = 64.0 * std::ceil(a.heads / 64.0); // of whole tiles
+    const RowKeys keys = row_keys(a);
+    switch (op.kind) {
+    case program::OpKind::attention:
+        return {Part{rows * keys.picked * heads * (qk + v), 455.0}, Part{0.0, 1.0}};
+    case program::OpKind::attention_grad:
+        return {Part{rows * keys.picked * heads * (2.0 * qk + v), 395.0},
+                Part{rows * keys.seen * a.heads * 2.0 * (qk + v), 370.0}};
+    case program::OpKind::pick_keys:
+        return {Part{rows * keys.seen * a.heads * qk, 155.0}, Part{0.0, 1.0}};
+    default:
+        return {Part{rows * keys.picked * heads * 2.0 * qk, 245.0},
+                Part{rows * (keys.picked * 3.0 + keys.seen * 2.0) * index, 350.0}};
+    }
+}
+
+// By loops on a GPU's ordinary units, of which gradients of keys ask every row for every key.
+std::array<Part, 2> loop_parts(const program::Op& op, const program::AttentionAttr& a) {
+    constexpr double forward = 1.4, backward = 0.35; // and the indexer's as backward
+    const double rows = 2.0 * static_cast<double>(a.batch * a.seq_q), qk = a.qk_dim, v = a.v_dim;
+    const RowKeys keys = row_keys(a);
+    switch (op.kind) {
+    case program::OpKind::attention:
+        return {Part{rows * keys.picked * a.heads * (qk + v), forward}, Part{0.0, 1.0}};
+    case program::OpKind::attention_grad:
+        return {Part{rows * keys.picked * a.heads * (3.0 * qk + 2.0 * v), backward}, Part{0.0, 1.0}};
+    case program::OpKind::pick_keys:
+        return {Part{rows * keys.seen * a.heads * qk, backward}, Part{0.0, 1.0}};
+    default:
+        return {Part{rows * keys.picked * (a.heads * qk + 3.0 * a.index.heads * a.index.dim), backward},
+                Part{0.0, 1.0}};
+    }
+}
+
+// Sparse attention on a GPU: the rotary columns of its keys are no part of the value. (What DeepSeek-V4's layers see,
+// which nothing here executes, has the price of published kernels.)
+bool by_own_sparse(const Rates& rates, const program::Op& op, const program::AttentionAttr& a) {
+    return !rates.hardware->cpu && (op.kind == program::OpKind::pick_keys || (a.picked > 0 && a.qk_dim > a.v_dim));
+}
+
+double own_sparse_seconds(const Rates& rates, const program::Op& op, machine::Precision precision) {
+    constexpr double tera = 1e12, h200 = 989.4, h200_fp32 = 67.0; // TFLOPS
+    constexpr int latent = 576, value = 512, index_dim = 128;
+    const auto& a = std::get<program::AttentionAttr>(op.attr);
+    const bool on_hopper = std::floor(rates.hardware->compute_capability) == 9.0,
+               picks = op.kind == program::OpKind::pick_keys, loss = op.kind == program::OpKind::pick_keys_grad;
+    const bool fits =
+        picks ? a.qk_dim == index_dim : a.qk_dim == latent && a.v_dim == value && (!loss || a.index.dim == index_dim);
+    const bool tensor = on_hopper && fits && precision != machine::Precision::fp32;
+    const auto peak = [&](machine::Precision p) { return rates.hardware->peak_flops[static_cast<std::size_t>(p)]; };
+    const double speed =
+        tensor ? peak(machine::Precision::bf16) / (h200 * tera) : peak(machine::Precision::fp32) / (h200_fp32 * tera);
+    double seconds = rates.costs->kernel_seconds;
+    for (const Part& part : tensor ? tensor_parts(op, a) : loop_parts(op, a))
+        seconds += part.flops / (part.rate * tera * speed * rates.sm_share);
+    return std::max(seconds, op.bytes / (rates.hardware->memory_bandwidth * rates.costs->memory));
+}
+
 } // namespace
 
 // Of an H100's peak in BF16, whole sequences of 4,096 and documents of 512 tokens: 445 and 195 TFLOPS forward, 245 and
 // 147 backward (docs/notes/kernels-attention.md), so 545 s / (s + 918) and 271 s / (s + 431). The card's clock was such
 // that cuDNN had 0.91 of what attention_seconds() says without a clock.
 double own_attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision) {
+    const auto& attr = std::get<program::AttentionAttr>(op.attr);
+    if (by_own_sparse(rates, op, attr)) return own_sparse_seconds(rates, op, precision);
+    if (!attr.documents) return attention_seconds(rates, op, precision);
     if (precision == machine::Precision::fp32) return plain_attention_seconds(rates, op);
     stack::StackCosts costs = *rates.costs;
     const bool forward = op.kind == program::OpKind::attention;

@@ -154,7 +154,9 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && stack_.costs.weighted_bias_bytes >= 0.0)
         return expert_bias_seconds(rates, op, program, fused);
     const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
-    if (attention != nullptr && attention->documents && plan::stack_traits(plan_).takes_attention_scratch)
+    const bool own = attention != nullptr &&
+                     (attention->documents || attention->picked > 0 || op.kind == program::OpKind::pick_keys);
+    if (own && plan::stack_traits(plan_).takes_attention_scratch)
         return own_attention_seconds(rates, op, gemm_precision(op, program));
     if (attention != nullptr) return attention_seconds(rates, op, gemm_precision(op, program));
     switch (op.kind) {

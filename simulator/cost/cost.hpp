@@ -93,7 +93,7 @@ double gemm_seconds(const Rates& rates, double flop_rate, double groups, double 
                     double spread = 0.0);
 machine::Precision gemm_precision(const program::Op& op, const program::Program& program);
 double attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
-// By this project's own kernels: of documents, whose beginnings the library does not take.
+// By this project's own kernels: of documents, whose beginnings the library does not take, and sparse attention.
 double own_attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
 double memory_bound_seconds(const Rates& rates, const program::Op& op);
 // Kernels behind an op of a kind, over those of most kinds.

@@ -202,6 +202,13 @@ Case attention_grad_case(const PickedKeys& z, bool documents, Type type) {
     return out;
 }
 
+// Of a part of the heads.
+IndexLossShape loss_shape(const Layer& d, int heads, bool all) {
+    IndexLossShape s{d.index(), d.core(), d.heads, all, d.factor};
+    s.core.heads = heads;
+    return s;
+}
+
 // Each half of the heads has its part of the gradient.
 Case loss_case(const PickedKeys& z, bool documents, bool all, Type type) {
     Case out;
@@ -219,12 +226,11 @@ Case loss_case(const PickedKeys& z, bool documents, bool all, Type type) {
         for (std::int64_t row = 0; row < z.rows(); ++row)
             part.insert(part.end(), q.begin() + (2 * row + half) * width, q.begin() + (2 * row + half + 1) * width);
         halves->push_back({Tensor(type, part), Tensor(type, d->index_q.size()), Tensor(type, d->index_k.size()),
-                           Tensor(type, d->w.size()), Tensor(Type::f32, z.rows() * (d->heads / 2 + 1))});
+                           Tensor(type, d->w.size()), Tensor(Type::f32, loss_shape(*d, d->heads / 2, all).work())});
     }
     out.call = [=] {
         for (Half& half : *halves) {
-            IndexLossShape s{d->index(), d->core(), d->heads, all, d->factor};
-            s.core.heads = d->heads / 2;
+            const IndexLossShape s = loss_shape(*d, d->heads / 2, all);
             table().pick_keys_grad(s, half.q.src(), d->k.src(), d->index_q.src(), d->index_k.src(), d->w.src(),
                                    all ? nullptr : d->list.data(), half.dq.dst(), half.dk.dst(), half.dw.dst(),
                                    half.work.f32(), nullptr);

@@ -164,8 +164,9 @@ void AttentionLayer::pick_keys_backward(emit::Builder& b) {
     std::vector<program::TensorId> in{q_, k_, index_queries_, index_keys_, head_weights_, picked_};
     if (attr.index.all_keys) in.back() = program::no_tensor;
     if (attr.documents) in.push_back(b.program().io.document_starts);
-    const program::TensorId work = // the logs of the softmaxes' sums
-        b.tensor("index_lse", program::Dtype::f32, b.gathered_tokens(), attr.heads + 1);
+    // The logs of the softmaxes' sums or, on tensor cores, a gradient for each key of a row.
+    const program::TensorId work = b.tensor("index_work", program::Dtype::f32, b.gathered_tokens(),
+                                            std::max<std::int64_t>(attr.heads, attr.picked) + 1);
     program::Op& op = b.emit(program::OpKind::pick_keys_grad, in, {dqueries, dkeys, dweights, work}, attr);
     op.flops = 2.0 * pairs_of(attr) *
                (static_cast<double>(attr.heads) * attr.qk_dim + 3.0 * a_.indexer_heads * a_.indexer_dim);

@@ -97,6 +97,49 @@ TEST_CASE("attention in FP8 gains less than its products alone would") {
     CHECK(fp8 / attention_tflops("h100", true, 16384) == nearly(1200.0 / 740.0).epsilon(0.02));
 }
 
+// docs/notes/kernels-sparse.md: milliseconds on a card of Hopper.
+TEST_CASE("this project's kernels of sparse attention cost what they were measured at, within a quarter") {
+    const moe::machine::Hardware h = moe::machine::load_hardware("h200");
+    const moe::stack::StackCosts costs = ideal();
+    using moe::program::OpKind;
+    const auto milliseconds = [&](OpKind kind, int heads, int index_heads, std::int64_t seq, std::int64_t picked,
+                                  moe::machine::Precision precision) {
+        moe::program::Op op;
+        op.kind = kind;
+        moe::program::AttentionAttr attr;
+        attr.seq_q = attr.seq_k = seq;
+        attr.heads = heads, attr.qk_dim = 576, attr.v_dim = 512, attr.picked = picked;
+        attr.index.heads = index_heads, attr.index.dim = 128;
+        if (kind == OpKind::pick_keys) attr.heads = index_heads, attr.qk_dim = attr.v_dim = 128, attr.picked = 0;
+        op.attr = attr;
+        return moe::cost::own_attention_seconds(rates(h, costs), op, precision) * 1e3;
+    };
+    struct Row {
+        OpKind kind;
+        int heads, index_heads;
+        std::int64_t seq, picked;
+        double milliseconds;
+        bool tensor = true;
+    };
+    for (const Row& row :
+         {Row{OpKind::attention, 128, 64, 4096, 2048, 3.93}, Row{OpKind::attention, 128, 64, 16384, 2048, 18.6},
+          Row{OpKind::attention, 64, 32, 4096, 2048, 1.99}, Row{OpKind::attention_grad, 128, 64, 4096, 2048, 19.6},
+          Row{OpKind::attention_grad, 128, 64, 16384, 2048, 237.0},
+          Row{OpKind::attention_grad, 64, 32, 4096, 2048, 9.96}, Row{OpKind::pick_keys, 128, 64, 4096, 2048, 0.951},
+          Row{OpKind::pick_keys, 128, 64, 16384, 2048, 13.7}, Row{OpKind::pick_keys_grad, 128, 64, 4096, 2048, 9.25},
+          Row{OpKind::pick_keys_grad, 128, 64, 16384, 2048, 54.9},
+          Row{OpKind::attention, 128, 64, 512, 256, 19.0, false},
+          Row{OpKind::attention_grad, 128, 64, 512, 256, 200.0, false},
+          Row{OpKind::pick_keys_grad, 128, 64, 512, 256, 57.5, false}}) {
+        CAPTURE(moe::program::to_string(row.kind));
+        CAPTURE(row.heads);
+        CAPTURE(row.seq);
+        CHECK(milliseconds(row.kind, row.heads, row.index_heads, row.seq, row.picked,
+                           row.tensor ? moe::machine::Precision::bf16 : moe::machine::Precision::fp32) ==
+              nearly(row.milliseconds).epsilon(0.25));
+    }
+}
+
 TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, splitting the inner loop helps few tiles") {
     const moe::machine::Hardware h = moe::machine::load_hardware("h100"); // 132 SMs
     const moe::stack::StackCosts costs = ideal();
