@@ -182,6 +182,24 @@ TEST_CASE("gpu-check: a plan that does not fit the card is skipped by name") {
     CHECK(document["plans"].size() == 12);
 }
 
+TEST_CASE("gpu-check: families are slices of published models, priced by the profile that is given") {
+    const Folder folder;
+    set_up(folder, "", "10.1");
+    CHECK(check(folder, "--parts families --profile h200 --work \"$PWD\"").status == 0);
+    const Json document = Json::parse(folder.read("out.json"));
+    CHECK(document["plans"].size() == 27);
+    CHECK(document["plans"][0]["name"] == "Qwen3-Next-80B-A3B, 4 layers, 64 experts, mbs=1");
+    CHECK(folder.read("asked").find("--hardware h200 ") != std::string::npos);
+    const Outcome cut = folder.run(
+        "python3 -B -c \"import os, sys; sys.path.insert(0, os.path.dirname('" + std::string(std::getenv("GPU_CHECK")) +
+        "') + '/gpu'); import gpu_families; print(gpu_families.sliced({'num_hidden_layers': 4, 'num_experts': 8, "
+        "'hybrid_override_pattern': 'M*EM', 'layer_types': [1, 2, 3, 4], 'first_k_dense_replace': 3}, 2, 4))\"");
+    CHECK(cut.err.empty());
+    CHECK(cut.out ==
+          "{'num_hidden_layers': 2, 'num_experts': 4, 'hybrid_override_pattern': 'M*', 'layer_types': [1, 2], "
+          "'first_k_dense_replace': 1, 'vocab_size': 32768, 'num_nextn_predict_layers': 0}\n");
+}
+
 TEST_CASE("gpu-check: what the scripts beside PyTorch say becomes rows, with the bars of the shapes that have one") {
     const Folder folder;
     folder.write(
