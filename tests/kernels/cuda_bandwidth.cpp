@@ -335,6 +335,7 @@ private:
         }
         quantizing_activations();
         quantizing_columns();
+        rounding();
         const QuantizedWeights shape{experts, 1536, 2048};
         const Row n = shape.groups * shape.n * shape.k;
         for (const Type type : {Type::bf16, Type::f32}) {
@@ -364,6 +365,33 @@ private:
             k_.quantize_rows(shape, x, counts, low.data, low.scale, nullptr);
             time("re" + name, 2.0 * each + 2.0 * scales,
                  [=, this](void* s) { k_.requantize_columns(shape, low, counts, to, s); });
+        }
+    }
+
+    // Operands of emulated precisions: routed rows in both forms, gradients of NVFP4 with all that its recipe has.
+    void rounding() {
+        for (const Row cols : {2048, 768}) {
+            RoundShape shape;
+            shape.rows = copies, shape.cols = cols, shape.groups = experts, shape.batch = 1;
+            const auto* counts = pool_.ints(std::vector<std::int32_t>(experts, static_cast<int>(copies / experts)));
+            const auto *const positions = pool_.ints(std::vector<std::int32_t>(1, 0)), *const noise =
+                                                                                           pool_.ints({1, 2, 3});
+            const Dst x = pool_.take(Type::bf16, copies * cols), row = pool_.take(Type::bf16, copies * cols),
+                      column = pool_.take(Type::bf16, copies * cols);
+            float* const largest = pool_.floats(2);
+            const double each = 2.0 * static_cast<double>(copies * cols); // bytes of an operand
+            const auto of = [&](const char* name, double bytes, Dst by_column) {
+                time(fmt::format("round_operand {} {}x{}", name, copies, cols), bytes, [=, this](void* s) {
+                    k_.round_operand(shape, x, counts, positions, noise, largest, row, by_column, s);
+                });
+            };
+            of("mxfp8", 3.0 * each, column);
+            shape.format = RoundFormat::e4m3;
+            of("e4m3", 3.0 * each, {});
+            shape.format = RoundFormat::nvfp4, shape.transform = true;
+            of("nvfp4", 4.0 * each, column);
+            shape.stochastic = true;
+            of("nvfp4 stochastic", 4.0 * each, column);
         }
     }
 
