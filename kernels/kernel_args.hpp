@@ -99,6 +99,24 @@ struct FilledRows {
     std::int64_t rows = 0, cols = 0;
     int groups = 0; // length of counts
 };
+
+// Formats whose values an operand of a product is rounded to, by the rules of kernels/rounding.hpp. e4m3 and e5m2 have
+// one scale for the tensor, mxfp8 one for 32 values of E4M3, nvfp4 one for 16 values of E2M1 and one for the tensor.
+enum class RoundFormat : std::uint8_t { e4m3, e5m2, mxfp8, nvfp4 };
+struct RoundShape {
+    std::int64_t rows = 0, cols = 0;
+    int groups = 0; // length of counts; without counts blocks of rows begin each `run` rows
+    std::int64_t run = 0;
+    RoundFormat format = RoundFormat::mxfp8;
+    bool square = false;     // nvfp4: blocks are 16 x 16, and there is one result
+    bool transform = false;  // nvfp4: columns are rounded behind a Hadamard transform of 16 rows
+    bool stochastic = false; // nvfp4: to one of the two neighbours, by how near they are
+    // Of stochastic rounding: row r is of position positions[(first + r) / batch] in sequence noise[2] + (first + r)
+    // mod batch of the global batch; noise[0] and noise[1] are the halves of a key, `tensor` names the tensor in it.
+    // Column c is column first_col + c of the tensor, group e group first_group + e.
+    std::int64_t first = 0, batch = 1, first_col = 0, first_group = 0;
+    std::uint64_t tensor = 0;
+};
 struct QuantizedWeights {
     int groups = 1;
     std::int64_t n = 0, k = 0;

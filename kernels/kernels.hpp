@@ -279,6 +279,12 @@ struct Kernels {
     // and k are multiples of 16.
     void (*quantize_weights)(const QuantizedWeights& shape, Src w, std::uint8_t* q, float* scale, std::uint8_t* qt,
                              float* qt_scale, void* stream);
+    // [by_row[rows, cols]] and [by_column[rows, cols]], BF16: x in values of the format, whose blocks lie in a row or
+    // in a column. Only rows that counts[groups] say hold data. largest[2] is where the largest magnitudes of x and of
+    // what is rounded in its columns are found, for formats with a scale of the tensor; positions and noise are for
+    // stochastic rounding.
+    void (*round_operand)(const RoundShape& shape, Src x, const std::int32_t* counts, const std::int32_t* positions,
+                          const std::int32_t* noise, float* largest, Dst by_row, Dst by_column, void* stream);
     // y[r] = rows[r] + share * b[expert of r] * [probs[r]]; y may be rows.
     void (*grouped_bias_add)(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
                              std::int64_t cols, std::int64_t capacity, float share, void* stream);

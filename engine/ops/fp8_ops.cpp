@@ -1,4 +1,5 @@
-// Ops of blockwise FP8 as kernel calls: quantization of rows and of weights, and products of what it left.
+// Ops of low precisions as kernel calls: quantization of rows and of weights, products of what it left, and rounding to
+// the values of precisions that are emulated.
 #include "engine/ops/operands.hpp"
 
 namespace moe::ops {
@@ -35,7 +36,40 @@ void quantize_columns(const OpContext& c) {
     }
 }
 
+RoundFormat round_format(const program::RoundAttr& a) {
+    const bool gradient = a.role == program::RoundAttr::Role::gradient;
+    switch (a.format) {
+    case machine::Precision::mxfp8:
+        return RoundFormat::mxfp8;
+    case machine::Precision::nvfp4:
+        return RoundFormat::nvfp4;
+    default:
+        return gradient ? RoundFormat::e5m2 : RoundFormat::e4m3;
+    }
+}
+
+void round(const OpContext& c) {
+    const program::RoundAttr& a = std::get<program::RoundAttr>(c.op.attr);
+    const program::Tensor& x = c.input(0);
+    const bool fp4 = a.format == machine::Precision::nvfp4, weight = a.role == program::RoundAttr::Role::weight;
+    RoundShape s;
+    s.rows = x.rows, s.cols = x.cols, s.groups = groups_of(c, 1), s.run = a.run;
+    s.format = round_format(a);
+    s.square = fp4 && weight;
+    s.transform = fp4 && !weight;
+    s.stochastic = fp4 && a.role == program::RoundAttr::Role::gradient;
+    s.batch = a.batch, s.tensor = a.tensor;
+    if (s.stochastic) {
+        if (a.ring > 1) s.first = (c.position.tensor + a.ring - a.step) % a.ring * s.rows;
+        if (a.own_columns) s.first_col = c.position.tensor * s.cols;
+        s.first_group = std::int64_t{c.position.expert} * s.groups;
+    }
+    c.kernels.round_operand(s, src(c, 0), ints(c, 1), ints(c, 2), ints(c, 3), floats_out(c, 2), dst(c, 0), dst(c, 1),
+                            c.stream);
+}
+
 void quantize(const OpContext& c) {
+    if (std::holds_alternative<program::RoundAttr>(c.op.attr)) return round(c);
     if (const auto* w = std::get_if<program::QuantizeAttr>(&c.op.attr)) {
         const Fp8Weights to = fp8_weights(c.out[0], *w);
         c.kernels.quantize_weights({w->groups, w->n, w->k}, src(c, 0), to.plain.data, to.plain.scale,

@@ -303,7 +303,7 @@ private:
     template <class Value>
     void write_rows(Rank& r, program::TensorId input, int micro_batch, std::span<const std::int32_t> positions,
                     Value value);
-    void write_noise(Rank& r); // of a plan with input_jitter, for all micro-batches
+    void write_noise(Rank& r); // of a plan that asks for it, for all micro-batches
     void write_chunks(Rank& r, int micro_batch);
     void write_documents(Rank& r, int micro_batch);
     std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses

@@ -121,6 +121,7 @@ void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);
 void add_quantize(Kernels& table);
 void add_rope(Kernels& table);
+void add_round(Kernels& table);
 void add_router(Kernels& table);
 void add_scaled_gemm(Kernels& table);
 void add_scaled_wgrad(Kernels& table);

@@ -68,6 +68,7 @@ const Kernels& cpu_kernels() {
         cpu::add_permute(t);
         cpu::add_quantize(t);
         cpu::add_rope(t);
+        cpu::add_round(t);
         cpu::add_router(t);
         cpu::add_scaled_gemm(t);
         cpu::add_scaled_wgrad(t);

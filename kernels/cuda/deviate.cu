@@ -2,18 +2,12 @@
 #include "kernels/deviate.hpp"
 
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/noise.cuh"
 #include "kernels/cuda/vector.cuh"
 
 namespace moe::cuda {
 
 namespace {
-
-__device__ std::uint64_t mixed(std::uint64_t x) {
-    x += splitmix_step;
-    x = (x ^ (x >> 30)) * splitmix_first;
-    x = (x ^ (x >> 27)) * splitmix_second;
-    return x ^ (x >> 31);
-}
 
 // The deviate of 64 random bits.
 __device__ double deviate(std::uint64_t bits) {
@@ -72,9 +66,7 @@ __global__ void __launch_bounds__(threads)
     const std::int64_t row = std::int64_t{blockIdx.x} * rows_of_block + threadIdx.x / 32;
     if (row >= s.tokens) return;
     const std::int64_t at = s.first + row;
-    const std::uint64_t key =
-        static_cast<std::uint32_t>(noise[0]) | static_cast<std::uint64_t>(static_cast<std::uint32_t>(noise[1])) << 32;
-    const std::uint64_t layer = mixed(key ^ mixed(static_cast<std::uint64_t>(s.layer)));
+    const std::uint64_t layer = mixed(step_key(noise) ^ mixed(static_cast<std::uint64_t>(s.layer)));
     const auto sequence = static_cast<std::uint64_t>(noise[2] + at % s.batch);
     const auto position = static_cast<std::uint32_t>(positions[at / s.batch]);
     const std::uint64_t counter = mixed(layer ^ mixed(sequence << 32 | position));

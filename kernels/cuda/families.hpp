@@ -40,6 +40,7 @@ void add_places(Kernels& table);
 void add_quantize(Kernels& table);
 void add_quantize_columns(Kernels& table);
 void add_rope(Kernels& table);
+void add_round(Kernels& table);
 void add_router(Kernels& table);
 void add_scale(Kernels& table);
 void add_scaled_gemm(Kernels& table);

@@ -4,6 +4,7 @@
 // of the others is the largest magnitude of each column, which it finds in its warp and then in shared memory.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/fp8_square.cuh"
+#include "kernels/cuda/row_blocks.cuh"
 
 #include <type_traits>
 
@@ -14,47 +15,10 @@ constexpr int passes = scale_block / square_rows;
 constexpr int tiles_together = 4; // squares side by side that a block of threads computes
 constexpr int words = Values::words;
 
-struct RowBlock {
-    std::int64_t first;
-    int rows; // none: there is no such block
-};
-
-// The sum of the values of this lane and of those before it.
-__device__ long long warp_prefix(long long value) {
-    for (int offset = 1; offset < warp_size; offset *= 2) {
-        const long long left = __shfl_up_sync(all_lanes, value, offset);
-        if (lane_of_warp() >= offset) value += left;
-    }
-    return value;
-}
-
 // The rows of block `index`; a whole warp asks at once.
 __device__ RowBlock block_at(const FilledRows& s, const std::int32_t* counts, std::int64_t index) {
-    const auto within = [&](std::int64_t first, std::int64_t rows) {
-        return RowBlock{first, static_cast<int>(rows < scale_block ? rows : scale_block)};
-    };
-    if (counts == nullptr) {
-        const std::int64_t first = index * scale_block;
-        return within(first, first < s.rows ? s.rows - first : 0);
-    }
-    const int lane = lane_of_warp();
-    long long rows_before = 0, blocks_before = 0;
-    for (int base = 0; base < s.groups; base += warp_size) {
-        const long long count = base + lane < s.groups ? count_of(counts, base + lane) : 0;
-        const long long end = rows_before + warp_prefix(count), begin = end - count;
-        const long long rows = begin >= s.rows ? 0 : count < s.rows - begin ? count : s.rows - begin;
-        const long long blocks = ceil_div(rows, static_cast<long long>(scale_block));
-        const long long last = blocks_before + warp_prefix(blocks);
-        const unsigned beyond = __ballot_sync(all_lanes, index < last);
-        if (beyond != 0) {
-            const int group = __ffs(static_cast<int>(beyond)) - 1;
-            const long long at = (index - __shfl_sync(all_lanes, last - blocks, group)) * scale_block;
-            return within(__shfl_sync(all_lanes, begin, group) + at, __shfl_sync(all_lanes, rows, group) - at);
-        }
-        rows_before = __shfl_sync(all_lanes, end, warp_size - 1);
-        blocks_before = __shfl_sync(all_lanes, last, warp_size - 1);
-    }
-    return {0, 0};
+    return counts == nullptr ? block_of_runs<scale_block>(s.rows, s.rows, index)
+                             : block_of_groups<scale_block>(counts, s.groups, s.rows, index);
 }
 
 // Sources of a thread's 16 elements, which are BF16 in what follows.

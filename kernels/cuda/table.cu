@@ -71,6 +71,7 @@ const Kernels* cuda_kernels() {
         cuda::add_quantize_columns(t);
         cuda::add_rope(t);
         cuda::add_mla_rope(t);
+        cuda::add_round(t);
         cuda::add_router(t);
         cuda::add_scale(t);
         cuda::add_scaled_gemm(t);

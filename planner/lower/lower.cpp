@@ -58,7 +58,7 @@ void add_io(program::Program& program, const plan::Plan& plan) {
         io.chunk_starts = emit::add_flat(program, "chunk_starts", program::Dtype::i32, program::Storage::input,
                                          plan.attention_rows());
     }
-    if (plan.router.input_jitter > 0.0)
+    if (plan.router.input_jitter > 0.0 || plan.rounds_stochastically())
         io.noise = emit::add_flat(program, "noise", program::Dtype::i32, program::Storage::input, 3);
     if (!io.mtp_labels.empty())
         io.mtp_loss = emit::add_flat(program, "mtp_loss", program::Dtype::f32, program::Storage::scalar, 1);

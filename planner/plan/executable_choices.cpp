@@ -56,8 +56,8 @@ PlanFault check_widths(const Plan& plan) {
 }
 
 PlanFault check_executable_precision(const Plan& plan) {
-    const auto runs = [](machine::Precision p) {
-        return p <= machine::Precision::bf16 || p == machine::Precision::fp8_blockwise;
+    const auto runs = [&plan](machine::Precision p) {
+        return p <= machine::Precision::bf16 || p == machine::Precision::fp8_blockwise || plan.emulates(p);
     };
     struct Choice {
         const char* field;
@@ -65,11 +65,16 @@ PlanFault check_executable_precision(const Plan& plan) {
     };
     const std::array choices{Choice{"precision", plan.precision}, Choice{"attention_precision", plan.core_attention()},
                              Choice{"expert_precision", plan.experts()}, Choice{"head_precision", plan.head()}};
+    if (plan.core_attention() > machine::Precision::bf16)
+        return fault("attention_precision", "attention_precision = {}: execute has fp32 and bf16 there: use default",
+                     machine::to_string(plan.core_attention()));
     bool fp8 = false;
     for (const auto& [field, precision] : choices) {
         if (!runs(precision) || (precision == machine::Precision::fp32) != (plan.precision == machine::Precision::fp32))
-            return fault(field, "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise", field,
-                         machine::to_string(precision));
+            return fault(field,
+                         "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise, and with stack moe-plan the "
+                         "values of fp8-tensor, mxfp8 and nvfp4",
+                         field, machine::to_string(precision));
         fp8 = fp8 || precision == machine::Precision::fp8_blockwise;
     }
     if (!fp8) return {};

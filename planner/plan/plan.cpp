@@ -75,6 +75,17 @@ std::int64_t Plan::padded_vocab() const {
 
 bool Plan::blocks_by_rows() const { return stack_traits(stack).quantizes_by_rows; }
 
+machine::Precision Plan::computed_in(machine::Precision wanted) const {
+    const bool narrow = wanted == machine::Precision::fp8_tensor || wanted == machine::Precision::mxfp8 ||
+                        wanted == machine::Precision::nvfp4;
+    return narrow && stack_traits(stack).emulates_precisions ? machine::Precision::bf16 : wanted;
+}
+
+bool Plan::rounds_stochastically() const {
+    constexpr machine::Precision fp4 = machine::Precision::nvfp4;
+    return emulates(fp4) && (precision == fp4 || experts() == fp4 || head() == fp4);
+}
+
 model::DocumentLengths Plan::masked_lengths() const {
     return masks_documents() ? model::document_lengths_from_string(lengths) : model::DocumentLengths{};
 }

@@ -165,6 +165,12 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     // which loses only what is 2^14 times smaller than the largest of its block. Published stacks keep that second form
     // from the forward on.
     bool blocks_by_rows() const;
+    // The precision in which products of a wanted one run. Our stack emulates fp8-tensor, mxfp8 and nvfp4: operands are
+    // rounded to what the format represents and multiplied in BF16, which holds every such value. Else the wanted one.
+    machine::Precision computed_in(machine::Precision wanted) const;
+    bool emulates(machine::Precision wanted) const { return computed_in(wanted) != wanted; }
+    // Whether gradients are rounded stochastically: some products are nvfp4, emulated.
+    bool rounds_stochastically() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in
     // BF16 and FP8 with delayed scaling); moments that are kept in less. 0 under FSDP, whose optimizer is another one.

@@ -56,7 +56,7 @@ PlanFault check_precision(const Plan& plan) {
         Choice{"expert_precision", plan.expert_precision}, Choice{"head_precision", plan.head_precision}};
     for (const auto& [field, precision] : choices) {
         if (!precision) continue;
-        if (!runs(hardware, *precision))
+        if (!runs(hardware, plan.computed_in(*precision)))
             return fault(field, "{} = {}: {} cannot run it", field, machine::to_string(*precision), hardware.name);
         if ((*precision == machine::Precision::fp32) != (plan.precision == machine::Precision::fp32))
             return fault(field, "{} = {}: FP32 and other precisions do not mix (precision = {})", field,
@@ -122,11 +122,12 @@ PlanFault check_offload(const Plan& plan) {
         return fault("offload",
                      "offload = {}: with optimizer_step states never come to the device: leave optimizer out",
                      offload::to_string(plan.offload));
-    if (plan.steps_on_host() && std::max(plan.precision, plan.experts()) > machine::Precision::bf16)
+    const machine::Precision stored = std::max(plan.computed_in(plan.precision), plan.computed_in(plan.experts()));
+    if (plan.steps_on_host() && stored > machine::Precision::bf16)
         return fault("offload",
                      "offload = {}: weights of precision = {} are quantized from masters, which must come to the "
                      "device: set optimizer",
-                     offload::to_string(plan.offload), machine::to_string(std::max(plan.precision, plan.experts())));
+                     offload::to_string(plan.offload), machine::to_string(stored));
     if (plan.steps_on_host() && plan.optimizer.muon)
         return fault("offload", "offload = {}: optimizer = muon multiplies matrices, on the device: set optimizer",
                      offload::to_string(plan.offload));

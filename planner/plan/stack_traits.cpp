@@ -14,6 +14,7 @@ constexpr std::array<std::string_view, 5> without_megatron{own_stack, "torchtita
 constexpr StackTraits own{
     .engine = StackEngine::own,
     .quantizes_by_rows = true,
+    .emulates_precisions = true,
     .sets_first_gradients = true,
     .adds_to_shards = true,
     .reduces_bf16_copy = true,

@@ -21,6 +21,8 @@ struct StackTraits {
     // Lowering.
     // A tensor in fp8-blockwise has one quantized form, see Plan::blocks_by_rows().
     bool quantizes_by_rows = false;
+    // Precisions without products of their own are rounded to, see Plan::computed_in().
+    bool emulates_precisions = false;
     // The first product that writes a weight's gradient in a step sets it; otherwise whole buckets are zeroed first.
     bool sets_first_gradients = false;
     // FSDP: whole gradients are zeroed where no product sets them, and what has been reduced is added to the shard, by

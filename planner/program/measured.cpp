@@ -48,6 +48,7 @@ std::string form(const Op& op) {
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
     if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";
+    if (std::holds_alternative<RoundAttr>(op.attr)) return ".rounded";
     if (std::holds_alternative<ColumnBlocksAttr>(op.attr)) return op.out[0] == no_tensor ? ".columns" : ".both";
     return "";
 }

@@ -1,6 +1,7 @@
 // The attributes of ops, one structure for each family of kinds.
 #pragma once
 
+#include "planner/machine/precision.hpp"
 #include "planner/model/fwd.hpp"
 #include "planner/model/layer_kind.hpp"
 #include "planner/plan/choices.hpp"
@@ -54,6 +55,20 @@ struct QuantizeAttr {
 // pieces begin a block of their own.
 struct ColumnBlocksAttr {
     int pieces = 1;
+};
+// An operand of products in a precision that the plan emulates (Plan::computed_in()): BF16 in, BF16 out. Blocks of rows
+// begin with each group, where there are counts, or each `run` rows.
+struct RoundAttr {
+    enum class Role : std::uint8_t { activation, weight, gradient };
+    machine::Precision format = machine::Precision::mxfp8;
+    Role role = Role::activation;
+    std::int64_t run = 0;
+    // Of a gradient that is rounded stochastically: a name among the tensors of a step, rows of a position, and whether
+    // columns are this TP rank's. ring > 1: so are rows, or they are those of the member `step` places before it.
+    std::uint64_t tensor = 0;
+    std::int64_t batch = 1;
+    bool own_columns = false;
+    int ring = 1, step = 0;
 };
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
@@ -279,7 +294,7 @@ struct CopyAttr {
 using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
                           ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
                           ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
-                          JitterAttr, GroupedBiasAttr, QuantizeAttr, ColumnBlocksAttr, ScanAttr, StateAttr,
+                          JitterAttr, GroupedBiasAttr, QuantizeAttr, ColumnBlocksAttr, RoundAttr, ScanAttr, StateAttr,
                           HeadsNormAttr, ScaleAttr, GateAttr, ClipAttr, ValueNormAttr, MuonAttr>;
 
 } // namespace moe::program

@@ -166,8 +166,8 @@ struct ProgramIo {
         no_tensor;                     // where the document of each row of whole sequences begins: layers with a state
     TensorId chunk_starts = no_tensor; // where the chunk of each row's query begins, or its document if that is later
     std::vector<TensorId> label_shares;
-    // Plans with input_jitter, [3] by micro-batch: the lower and the upper half of the key of this step's noise, and
-    // the number within the step of the micro-batch's first sequence.
+    // Plans with input_jitter or with gradients that are rounded stochastically, [3] by micro-batch: the lower and the
+    // upper half of the key of this step's noise, and the number within the step of the micro-batch's first sequence.
     TensorId noise = no_tensor;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;

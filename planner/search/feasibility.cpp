@@ -101,7 +101,7 @@ private:
 
     void other_precision() {
         for (const machine::Precision precision : stack_.precisions) {
-            if (precision == machine::Precision::fp32) continue;
+            if (precision == machine::Precision::fp32 || request_.base.emulates(precision)) continue;
             if (std::count(request_.precisions.begin(), request_.precisions.end(), precision) != 0) continue;
             if (request_.precisions.empty() && precision == machine::Precision::bf16) continue;
             SearchRequest other = request_;

@@ -60,7 +60,7 @@ plan::PlanFault SearchSpace::settle(plan::Plan& plan) const {
 // Nothing that search chooses beside them makes up for a precision, a degree or a model that stack or machine lack.
 bool SearchSpace::offered(const plan::Plan& plan) const {
     const auto& known = stack_.precisions;
-    return base_.hardware->peak_flops[static_cast<std::size_t>(plan.precision)] > 0.0 &&
+    return base_.hardware->peak_flops[static_cast<std::size_t>(plan.computed_in(plan.precision))] > 0.0 &&
            std::find(known.begin(), known.end(), plan.precision) != known.end() &&
            (!stack_.executable || base_.model->not_executable.empty()) && (plan.tp == 1 || stack_.tensor) &&
            (plan.cp == 1 || stack_.context) && (plan.etp == 1 || stack_.expert_tensor) &&

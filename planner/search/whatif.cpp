@@ -64,7 +64,12 @@ Values words(const std::vector<T>& list) {
 
 // The fields that are no degrees, with the values to try. check_stack() says which of them the stack offers.
 std::vector<std::pair<std::string, Values>> choice_values(const plan::Plan& plan, const stack::Stack& stack) {
-    const Values on_off{"on", "off"}, precisions = words(stack.precisions);
+    const Values on_off{"on", "off"};
+    // Emulated precisions are for curves: none is proposed.
+    std::vector<machine::Precision> own = stack.precisions;
+    own.erase(std::remove_if(own.begin(), own.end(), [&](machine::Precision p) { return plan.emulates(p); }),
+              own.end());
+    const Values precisions = words(own);
     Values by_module = precisions;
     by_module.emplace_back("default");
     Values schedules{"1f1b", "interleaved"};

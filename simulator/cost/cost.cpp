@@ -110,8 +110,9 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     const machine::Hardware& hardware = *plan_.hardware;
     if (hardware.cpu) {
         const machine::Precision precision =
-            op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm ? gemm_precision(op, program)
-                                                                                         : plan_.precision;
+            op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm
+                ? gemm_precision(op, program)
+                : plan_.computed_in(plan_.precision);
         return core_seconds(hardware, stack_.costs, op, precision);
     }
     const double taken =

@@ -155,7 +155,7 @@ Walls walls(const plan::Plan& plan, const stack::Stack& stack, const Simulation&
     add_rows(plan, stack, simulation, lower::lower(simulation.timed, result.stage), simulation.timeline.ranks[slowest],
              result);
     add_memory(plan, simulation, result);
-    const double peak = plan.hardware->peak_flops[static_cast<std::size_t>(plan.precision)];
+    const double peak = plan.hardware->peak_flops[static_cast<std::size_t>(plan.computed_in(plan.precision))];
     const double flops = plan::flops_per_token(plan) * static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
     if (peak > 0.0) result.model_seconds = flops / plan.gpus / peak;
     return result;

@@ -106,6 +106,7 @@ std::vector<Case> permute_benchmarks();
 std::vector<Case> quantize_benchmarks();
 std::vector<Case> quantize_columns_benchmarks();
 std::vector<Case> rope_benchmarks();
+std::vector<Case> round_benchmarks();
 std::vector<Case> router_benchmarks();
 std::vector<Case> sinkhorn_benchmarks();
 std::vector<Case> state_benchmarks();

@@ -15,6 +15,9 @@ namespace moe::test {
 
 using Row = std::int64_t;
 
+inline constexpr Row tokens = 16384, top_k = 8, copies = tokens * top_k;
+inline constexpr int experts = 128;
+
 class BandwidthCases {
 public:
     explicit BandwidthCases(std::string part) : part_(std::move(part)) {}
@@ -40,7 +43,8 @@ protected:
     std::vector<Moved> moved_;
 };
 
-// The cases of layers with a state.
+// The cases of quantization, and of layers with a state.
+std::vector<Moved> bandwidth_of_quantization(const std::string& part);
 std::vector<Moved> bandwidth_of_states(const std::string& part);
 
 } // namespace moe::test

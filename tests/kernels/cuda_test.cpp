@@ -84,7 +84,7 @@ std::vector<Line> time_lines(const Device& device) {
     for (const auto family :
          {gemm_benchmarks, attention_benchmarks, state_benchmarks, norm_benchmarks, rope_benchmarks,
           activation_benchmarks, router_benchmarks, sinkhorn_benchmarks, permute_benchmarks, quantize_benchmarks,
-          quantize_columns_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
+          quantize_columns_benchmarks, round_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
         for (const Case& c : family()) {
             const bool bf16 = c.name.find("bf16*bf16") != std::string::npos || c.name.find("f32") == std::string::npos;
             const double peak = bf16 ? device.bf16_flops : device.f32_flops;

@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
         for (const auto family :
              {gemm_benchmarks, attention_benchmarks, state_benchmarks, norm_benchmarks, rope_benchmarks,
               activation_benchmarks, router_benchmarks, sinkhorn_benchmarks, permute_benchmarks, quantize_benchmarks,
-              quantize_columns_benchmarks, loss_benchmarks, optimizer_benchmarks, mxfp8_benchmarks}) {
+              quantize_columns_benchmarks, round_benchmarks, loss_benchmarks, optimizer_benchmarks, mxfp8_benchmarks}) {
             time_all(family, argc > 2 ? argv[2] : "");
         }
         return 0;

@@ -92,7 +92,7 @@ Json module_parts(const plan::Plan& plan, const ModuleNames& names) {
 
 // The peak rate in the precision of the linear layers, TFLOP/s.
 double peak_tflops(const plan::Plan& plan) {
-    return plan.hardware->peak_flops[static_cast<std::size_t>(plan.precision)] / 1e12;
+    return plan.hardware->peak_flops[static_cast<std::size_t>(plan.computed_in(plan.precision))] / 1e12;
 }
 
 std::string word_of(const EngineEntry& entry, const plan::Plan& plan, const std::string& text) {

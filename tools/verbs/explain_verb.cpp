@@ -71,7 +71,7 @@ void print_compute(Console& console, const Explanation& e) {
     const replay::Walls& w = e.walls;
     const search::Estimate& estimate = e.simulation.estimate;
     console.say("\nCompute and host wall: the model's FLOPs take {} at {} peak, {} of the step (MFU)",
-                seconds_text(w.model_seconds), machine::to_string(e.plan.precision),
+                seconds_text(w.model_seconds), machine::to_string(e.plan.computed_in(e.plan.precision)),
                 percent_text(w.model_seconds / estimate.step_seconds));
     Table table({"<", "busy", {"at peak", 2}, "of peak", {"recompute", 1}, {"ops", 3}});
     for (const replay::ComputeWall& c : w.compute)

@@ -37,20 +37,22 @@ Builder::Builder(const plan::Plan& plan, program::Program& program, ParameterSet
       local_(plan.tokens_local()),
       gathered_(plan.tokens_gathered()) {}
 
-program::Dtype Builder::quantized_dtype() const {
-    if (bf16) return moe::emit::quantized_dtype(plan_.activations());
+machine::Precision Builder::precision() const {
+    if (bf16) return plan_.activations();
     switch (module) {
     case program::Module::core_attn:
-        return moe::emit::quantized_dtype(plan_.core_attention());
+        return plan_.core_attention();
     case program::Module::experts:
     case program::Module::moe_act:
-        return moe::emit::quantized_dtype(plan_.experts());
+        return plan_.experts();
     case program::Module::head:
-        return moe::emit::quantized_dtype(plan_.head());
+        return plan_.head();
     default:
-        return moe::emit::quantized_dtype(plan_.precision);
+        return plan_.precision;
     }
 }
+
+program::Dtype Builder::quantized_dtype() const { return moe::emit::quantized_dtype(plan_.computed_in(precision())); }
 
 int Builder::open(plan::SlotKind kind, int chunk) {
     program_.templates.push_back({kind, chunk, {}});

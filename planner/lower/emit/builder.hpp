@@ -58,8 +58,11 @@ public:
     std::int64_t cached_keys = 0; // generation: positions whose keys and values are kept from call to call
 
     program::Dtype activation_dtype() const { return activations_; }
-    // The type that operands of the open module's products are quantized to; bf16 where they are not quantized.
-    bool quantized() const { return quantized_dtype() != program::Dtype::bf16; }
+    machine::Precision precision() const; // of the open module's products
+    // True where their operands are rounded to a format that the plan emulates, and stay BF16.
+    bool rounds() const { return plan_.emulates(precision()); }
+    // The type that operands of the open module's products are quantized to; bf16 where they are not, or are rounded.
+    bool quantized() const { return rounds() || quantized_dtype() != program::Dtype::bf16; }
     program::Dtype quantized_dtype() const;
     // True where they are quantized in one form only, see Plan::blocks_by_rows().
     bool by_rows() const { return plan_.blocks_by_rows() && quantized_dtype() == program::Dtype::fp8_block; }

@@ -6,6 +6,8 @@
 // with or without it.
 #include "planner/lower/emit/linear.hpp"
 
+#include "planner/lower/emit/rounding.hpp"
+
 #include <algorithm>
 #include <vector>
 
@@ -18,7 +20,7 @@ constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of 
 // The tensor that a product reads and saves of its input.
 program::TensorId operand_of(Builder& b, Linear& linear, program::TensorId x) {
     linear.saved = x;
-    if (!b.quantized() || !linear.quantize || b.at(x).dtype == b.quantized_dtype()) return x;
+    if (!b.quantized() || !linear.quantize || (!b.rounds() && b.at(x).dtype == b.quantized_dtype())) return x;
     const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input && !b.by_rows());
     if (!linear.shared_input) linear.saved = b.by_rows() ? q.row : q.column;
     return q.row;
@@ -69,6 +71,15 @@ void dgrad_rows(Builder& b, const Linear& linear, program::TensorId dy, program:
                                                         b.at(part.weight.value).expected_bytes() +
                                                         (attr.accumulate ? 2.0 : 1.0) * bytes_of_rows(b, dx, attr.m);
     });
+}
+
+// The layer with weights as products multiply them.
+Linear with_multiplied(Builder& b, const Linear& linear, bool forward) {
+    Linear low = linear;
+    if (!linear.quantize) return low;
+    low.weight.value = multiplied(b, linear.weight, linear.name, 1, forward);
+    if (low.beside) low.beside->value = multiplied(b, *linear.beside, linear.name + ".beside", 1, forward);
+    return low;
 }
 
 program::GemmAttr rows_of(std::int64_t rows) {
@@ -150,6 +161,10 @@ program::TensorId adapter_backward(Builder& b, const Linear& linear, program::Te
 // The saved input, before any gather.
 program::TensorId saved_of(Builder& b, const Linear& linear) {
     if (!b.quantized() || !linear.quantize || !linear.shared_input || b.by_rows()) return linear.saved;
+    if (b.rounds())
+        return round_operand(b, linear.saved, linear.name + ".in_again", false, true, program::no_tensor,
+                             program::RoundAttr::Role::activation)
+            .column;
     return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
 }
 
@@ -159,6 +174,17 @@ program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId 
     b.phase = program::Phase::wgrad;
     if (!b.fp8_wgrad()) return dequantize(b, x, linear.name + ".in_wide");
     return columns(b, x, linear.name + ".in", program::no_tensor, pieces);
+}
+
+// The gradient of y for dgrad, where asked for, and for wgrad; its rows may be those that step `step` of a ring over TP
+// has brought.
+Quantized quantize_gradient(Builder& b, const Linear& linear, program::TensorId dy, bool row, int step = 0) {
+    const Quantized q = quantize(b, dy, linear.name + ".grad", row, true);
+    if (auto* attr = std::get_if<program::RoundAttr>(&b.current().ops.back().attr)) {
+        attr->step = step;
+        attr->own_columns = linear.gather;
+    }
+    return q;
 }
 
 // What the columns of x need.
@@ -176,6 +202,11 @@ program::TensorId column_tensor(Builder& b, program::TensorId x, const std::stri
 
 Quantized quantize(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
                    program::TensorId counts) {
+    if (b.rounds()) {
+        const bool forward = b.phase == program::Phase::forward;
+        return round_operand(b, x, name, row, column && b.with_backward, counts,
+                             forward ? program::RoundAttr::Role::activation : program::RoundAttr::Role::gradient);
+    }
     const program::Tensor shape = b.at(x);
     if (b.by_rows()) {
         const program::TensorId low =
@@ -244,14 +275,15 @@ program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x
     const std::int64_t piece = b.at(operand).rows;
     linear.rows = ring ? piece * b.plan().tp : piece;
     const program::TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.width());
+    const Linear low = with_multiplied(b, linear, true);
     if (!ring) {
-        forward_rows(b, linear, operand, y, rows_of(piece));
+        forward_rows(b, low, operand, y, rows_of(piece));
         return with_adapter(b, linear, x, y);
     }
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
         const program::TensorId next = last ? program::no_tensor : b.ring_step(operand, linear.name + ".in_ring");
-        forward_rows(b, linear, operand, y, ring_rows(b, piece, step));
+        forward_rows(b, low, operand, y, ring_rows(b, piece, step));
         operand = next;
     }
     return y;
@@ -261,7 +293,7 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
     program::TensorId dy_row = low != program::no_tensor ? low : dy, dy_column = dy;
     b.phase = program::Phase::dgrad;
     if (b.quantized() && linear.quantize && low == program::no_tensor) {
-        const Quantized q = quantize(b, dy, linear.name + ".grad", true, true);
+        const Quantized q = quantize_gradient(b, linear, dy, true);
         dy_row = q.row;
         dy_column = q.column;
     }
@@ -271,7 +303,7 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
     if (trains) x = saved_of(b, linear);
     if (trains && linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
     program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    dgrad_rows(b, linear, dy_row, dx, rows_of(linear.rows));
+    dgrad_rows(b, with_multiplied(b, linear, false), dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
     if (trains) {
@@ -285,7 +317,7 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
 void linear_wgrad(Builder& b, const Linear& linear, program::TensorId dy) {
     b.phase = program::Phase::wgrad;
     const bool low = b.quantized() && linear.quantize;
-    const program::TensorId column = low ? quantize(b, dy, linear.name + ".grad", false, true).column : dy;
+    const program::TensorId column = low ? quantize_gradient(b, linear, dy, false).column : dy;
     wgrad(b, linear, {column}, factor_of(b, linear, saved_of(b, linear)));
 }
 
@@ -299,13 +331,14 @@ program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::
     const std::int64_t piece = linear.rows / pieces;
     const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
     const program::TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);
+    const Linear low = with_multiplied(b, linear, true);
     for (std::int64_t row = 0; row < own; row += share) {
         const program::TensorId y = b.tensor(linear.name, out_dtype, piece, linear.weight.n);
         program::GemmAttr rows = rows_of(piece);
         rows.a_offset = row * linear.weight.k;
         rows.runs = b.plan().tp;
         rows.run_stride = own * linear.weight.k;
-        forward_rows(b, linear, operand, y, rows);
+        forward_rows(b, low, operand, y, rows);
         b.communicate(program::OpKind::reduce_scatter, groups::tensor, program::Stream::tensor, {y}, {y_local},
                       program::ReduceAttr{false, row * linear.weight.n, share * linear.weight.n});
     }
@@ -320,12 +353,13 @@ program::TensorId linear_backward_gathered(Builder& b, const Linear& linear, pro
     const std::int64_t piece = b.at(dy).rows;
     const program::TensorId x = saved_of(b, linear);
     const program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
+    const Linear weights = with_multiplied(b, linear, false);
     std::vector<program::TensorId> dy_columns;
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
         const program::TensorId next = last ? program::no_tensor : b.ring_step(dy, name);
-        const Quantized q = low ? quantize(b, dy, linear.name + ".grad", true, true) : Quantized{dy, dy};
-        dgrad_rows(b, linear, q.row, dx, ring_rows(b, piece, step));
+        const Quantized q = low ? quantize_gradient(b, linear, dy, true, step) : Quantized{dy, dy};
+        dgrad_rows(b, weights, q.row, dx, ring_rows(b, piece, step));
         dy_columns.push_back(q.column);
         dy = next;
     }

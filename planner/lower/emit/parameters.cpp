@@ -52,7 +52,8 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     const std::uint16_t cut = parameters.front().shard_dim >= 0 && degree > 1 ? axis : std::uint16_t{0};
     const machine::Precision module = domain == plan::Domain::expert ? plan_.experts() : plan_.precision;
     if (bf16_) quantized = false;
-    program::Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : program::Dtype::bf16;
+    program::Dtype low =
+        quantized ? quantized_dtype(plan_.computed_in(precision.value_or(module))) : program::Dtype::bf16;
     // Weights that stay FP32 in a BF16 run lie in a bucket of their own.
     if (precision == machine::Precision::fp32 && plan_.precision != machine::Precision::fp32) low = program::Dtype::f32;
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.

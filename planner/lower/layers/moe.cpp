@@ -1,5 +1,6 @@
 // The MoE layer: router, routed experts and what joins them; the movement of rows is in dispatch.cpp.
 #include "planner/lower/emit/grouped.hpp"
+#include "planner/lower/emit/rounding.hpp"
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/base/error.hpp"
@@ -258,7 +259,8 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     const emit::Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
     in_saved_ = kept(b, in);
     program::TensorId h = b.activation("expert_fc1", cap, inner, expected);
-    emit::grouped(b, program::GroupedMode::forward, in.row, fc1_.value, counts_, h,
+    emit::grouped(b, program::GroupedMode::forward, in.row,
+                  emit::multiplied(b, fc1_, "expert_fc1", local_experts, true), counts_, h,
                   {program::GroupedMode::forward, local_experts, inner, width(), cap});
     h = emit::with_adapter(b, fc1_adapter_, local_experts, in_saved_, counts_, h, "expert_fc1");
     if (moe_.expert_bias) {
@@ -278,7 +280,8 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     act_saved_ = mid.column;
     b.module = program::Module::experts;
     program::TensorId y = b.activation("expert_fc2", cap, width(), expected);
-    emit::grouped(b, program::GroupedMode::forward, mid.row, fc2_.value, counts_, y,
+    emit::grouped(b, program::GroupedMode::forward, mid.row,
+                  emit::multiplied(b, fc2_, "expert_fc2", local_experts, true), counts_, y,
                   {program::GroupedMode::forward, local_experts, width(), f, cap});
     y = emit::with_adapter(b, fc2_adapter_, local_experts, act_saved_, counts_, y, "expert_fc2");
     if (moe_.expert_bias) {
@@ -341,7 +344,8 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     program::TensorId dact = b.activation("expert_dact", cap, f, expected);
     const program::GroupedGemmAttr fc2{program::GroupedMode::dgrad, local_experts, width(), f, cap};
     const program::GroupedGemmAttr fc1{program::GroupedMode::dgrad, local_experts, inner, width(), cap};
-    emit::grouped(b, program::GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
+    emit::grouped(b, program::GroupedMode::dgrad, dout.row,
+                  emit::multiplied(b, fc2_, "expert_fc2", local_experts, false), counts_, dact, fc2);
     dact = emit::adapter_backward(b, fc2_adapter_, local_experts, dy, act_saved_, counts_, dact, "expert_fc2");
     const auto fc2_wgrad = [&](program::TensorId act) {
         if (!b.trains(fc2_)) return;
@@ -374,7 +378,8 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     }
     const emit::Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
     program::TensorId drows = b.activation("expert_din", cap, width(), expected);
-    emit::grouped(b, program::GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
+    emit::grouped(b, program::GroupedMode::dgrad, dpre.row,
+                  emit::multiplied(b, fc1_, "expert_fc1", local_experts, false), counts_, drows, fc1);
     drows = emit::adapter_backward(b, fc1_adapter_, local_experts, dh, in_saved_, counts_, drows, "expert_fc1");
     b.phase = program::Phase::wgrad;
     if (b.trains(fc1_)) {

@@ -232,6 +232,30 @@ TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as
         }
 }
 
+// Operands are rounded to the same bits; what BF16 sums round otherwise falls to the next value of the format as above.
+// Plans that round other sums on the CPU say how far that goes.
+TEST_CASE("cuda: emulated precisions are the CPU's within their rounding, op by op and as a graph") {
+    const Fields every_expert{{"num_experts_per_tok", "8"}};
+    const Fields every_group{{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}};
+    for (const char* kind : {"qwen3", "deepseek3", "mixtral"})
+        for (const char* precision : {"mxfp8", "nvfp4", "fp8-tensor"}) {
+            const auto model = wide_model(kind, kind == std::string("deepseek3") ? every_group : every_expert);
+            const Fields fields{{"precision", precision}, {"mbs", "2"}};
+            const CudaResult expected = train_on(small_plan(model, 1, fields, {32, 8}), "cpu");
+            Fields split = fields;
+            split.emplace_back("tp", "2");
+            const CudaResult other = train_on(small_plan(model, 2, split, {32, 8}), "cpu");
+            for (const Fields& more : std::vector<Fields>{{}, {{"cuda_graph", "full"}, {"recompute", "full"}}}) {
+                Fields all = fields;
+                all.insert(all.end(), more.begin(), more.end());
+                const CudaResult got = train_on(small_plan(model, 1, all, {32, 8}), "cuda");
+                for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 5e-3);
+                const std::string name = std::string(kind) + " precision=" + precision;
+                compare_beside(name + (more.empty() ? "" : " as a graph"), got, expected, other, 2.0);
+            }
+        }
+}
+
 TEST_CASE("cuda: layers that stay in BF16 beside FP8 train as in BF16, op by op and as a graph") {
     const auto model = wide_model("qwen3"); // of two layers
     const auto trained = [&](Fields fields, const char* backend) {
@@ -258,7 +282,7 @@ TEST_CASE("cuda: layers that stay in BF16 beside FP8 train as in BF16, op by op 
 }
 
 TEST_CASE("cuda: deterministic runs repeat bit for bit, as a graph too") {
-    for (const char* precision : {"fp32", "bf16", "fp8-blockwise"}) {
+    for (const char* precision : {"fp32", "bf16", "fp8-blockwise", "nvfp4"}) {
         const auto model = precision == std::string("fp8-blockwise") ? wide_model("qwen2") : small_model("qwen2");
         const CudaResult first =
             train_on(small_plan(model, 1, {{"precision", precision}, {"deterministic", "on"}}), "cuda");

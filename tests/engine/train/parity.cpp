@@ -42,6 +42,20 @@ std::string tensor_disagreement(const char* what, const std::map<std::string, st
 
 } // namespace
 
+double total_distance(const std::map<std::string, std::vector<float>>& got,
+                      const std::map<std::string, std::vector<float>>& want) {
+    double off = 0.0, size = 0.0;
+    for (const auto& [name, values] : want) {
+        const float* other = got.at(name).data();
+        for (const float value : values) {
+            const double apart = static_cast<double>(*other++) - static_cast<double>(value);
+            off += apart * apart;
+            size += static_cast<double>(value) * static_cast<double>(value);
+        }
+    }
+    return std::sqrt(off / size);
+}
+
 train::TrainOptions three_steps(std::uint64_t seed) {
     train::TrainOptions options;
     options.steps = 3;

@@ -44,6 +44,10 @@ Trained train_three(const moe::plan::Plan& plan, const moe::train::TrainOptions&
 // that.
 std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
 
+// |got - want| / |want| over all tensors together.
+double total_distance(const std::map<std::string, std::vector<float>>& got,
+                      const std::map<std::string, std::vector<float>>& want);
+
 // Checks that both have the same bits: losses, auxiliary losses, gradient norm, gradients and weights.
 void check_bits(const Trained& got, const Trained& want);
 

@@ -267,8 +267,9 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
         const int copies = pp == 1 ? dice.divisor(stage / tp / cp) : 1;
         if (dice.one_in(2)) degree("fsdp_replicas", copies);
     }
-    // BF16 is for models without a choice alone: near ties of the router fall either way in it.
-    if (is_dense(c.model) && dice.one_in(4)) c.plan.emplace_back("precision", "bf16");
+    // Less than FP32 is for models without a choice alone: near ties of the router fall either way in it.
+    if (is_dense(c.model) && dice.one_in(4))
+        c.plan.emplace_back("precision", dice.aside().of({"bf16", "bf16", "bf16", "mxfp8", "nvfp4", "fp8-tensor"}));
 }
 
 bool accepted(const RandomCase& c) {

@@ -265,9 +265,11 @@ TEST_CASE("what the engine cannot run is refused by the field that asks for it")
     refused("qwen3", {{"ep", "8"}, {"cuda_graph", "full"}}, "cuda_graph = full");
     plan::Plan plan = small_plan("qwen3", 8, {{"ep", "8"}});
     plan.precision = machine::Precision::fp8_tensor;
+    plan.stack = "bridge-26.08";
     CHECK_THROWS_WITH_AS(run::check_executable(plan, lowered(plan), backends::cpu_backend()),
                          doctest::Contains("precision = fp8-tensor"), Error);
     plan.precision = machine::Precision::fp32;
+    plan.stack = "moe-plan";
     auto model = std::make_shared<model::Model>(*plan.model);
     model->not_executable = "some_field = 3";
     plan.model = model;

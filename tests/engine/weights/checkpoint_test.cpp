@@ -126,7 +126,7 @@ TEST_CASE("the same plan goes on bit for bit") {
                                          {{"offload", "optimizer_step"}},
                                          {{"offload", "optimizer_step"}, {"optimizer", "adamw+fp8_exp_avg"}}};
     for (const Fields& optimizer : optimizers)
-        for (const std::string precision : {"fp32", "bf16"}) {
+        for (const std::string precision : {"fp32", "bf16", "nvfp4"}) {
             const std::string model = precision == "fp32" ? "deepseek3" : "qwen3";
             CAPTURE(precision);
             const Folder folder;

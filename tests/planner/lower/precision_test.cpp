@@ -10,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
 #include <string>
 
 using namespace moe;
@@ -179,6 +180,65 @@ TEST_CASE("wgrad in FP8 reads columns of its own blocks, made in the backward, a
         }
     }
     CHECK(products > 0);
+}
+
+TEST_CASE("our stack emulates MXFP8, NVFP4 and per-tensor FP8: products read rounded BF16, weights stay as in BF16") {
+    using Role = program::RoundAttr::Role;
+    for (const machine::Precision format :
+         {machine::Precision::mxfp8, machine::Precision::nvfp4, machine::Precision::fp8_tensor}) {
+        CAPTURE(machine::to_string(format));
+        plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", format);
+        plan.stack = "moe-plan";
+        plan.gbs = plan.mbs = 1;
+        REQUIRE(plan::check_plan(plan).message == "");
+        const bool fp4 = format == machine::Precision::nvfp4, mx = format == machine::Precision::mxfp8;
+        const program::Program program = lower::lower(plan, 0);
+        std::map<program::TensorId, const program::Op*> rounded;
+        int products = 0, layer_ops = 0;
+        double bytes_of_layer = 0.0;
+        for (int t = 0; t < 2; ++t)
+            for (const program::Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
+                if (const auto* round = std::get_if<program::RoundAttr>(&op.attr)) {
+                    CHECK(round->format == format);
+                    const bool stochastic = fp4 && round->role == Role::gradient;
+                    CHECK((op.in.size() > 2) == stochastic);
+                    CHECK((op.out.size() > 2) == !mx);
+                    for (std::size_t i = 0; i < 2; ++i)
+                        if (op.out[i] != program::no_tensor) rounded[op.out[i]] = &op;
+                    if (op.layer == 7) bytes_of_layer += op.bytes, ++layer_ops;
+                }
+                const bool product = op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm;
+                if (!product || op.module == program::Module::router || op.module == program::Module::head) continue;
+                ++products;
+                for (std::size_t i = 0; i < 2; ++i) {
+                    REQUIRE(rounded.contains(op.in[i]));
+                    CHECK(program.tensors[static_cast<std::size_t>(op.in[i])].dtype == program::Dtype::bf16);
+                    const program::Op& source = *rounded.at(op.in[i]);
+                    const Role role = std::get<program::RoundAttr>(source.attr).role;
+                    const bool wgrad = op.phase == program::Phase::wgrad;
+                    CHECK(role == (i == 1 ? (wgrad ? Role::activation : Role::weight)
+                                          : (op.phase == program::Phase::forward ? Role::activation : Role::gradient)));
+                    // Blocks lie along what is contracted: columns of rows, but rows in wgrad and of weights in dgrad.
+                    const bool one = format == machine::Precision::fp8_tensor || (fp4 && role == Role::weight);
+                    const bool along_rows = wgrad || (i == 1 && op.phase == program::Phase::dgrad);
+                    CHECK(op.in[i] == source.out[along_rows && !one ? 1 : 0]);
+                }
+            }
+        CHECK(products == 48 * (2 + 2) * 3);
+        // Operands of attention's projections (the first one's input of 2048, gradients of 5120 and 2048) and of 8
+        // experts per token (2048, 768 and 1536, 2048); attention's output of 4096, which its backward keeps, again for
+        // wgrad; weights once forward and once backward.
+        const double tokens = 4096.0, rows = 8.0 * tokens, kept = 2.0 * tokens * 4096,
+                     activations = tokens * (2048 + 5120 + 2048) + rows * (2048 + 768 + 1536 + 2048),
+                     weights = 2.0 * (2048.0 * 5120 + 4096.0 * 2048 + 128.0 * 3 * 2048 * 768);
+        const double reads = mx ? 1.0 : 2.0, forms = format == machine::Precision::fp8_tensor ? 1.0 : 2.0;
+        CHECK(bytes_of_layer == nearly(2.0 * (activations * (reads + forms) + (kept + weights) * (reads + 1.0))));
+        CHECK(layer_ops == 7 + 2 + 8);
+        plan::Plan bf16 = plan;
+        bf16.precision = machine::Precision::bf16;
+        CHECK(bytes(plan, memory::MemoryClass::weights) == bytes(bf16, memory::MemoryClass::weights));
+        CHECK((program.io.noise != program::no_tensor) == fp4);
+    }
 }
 
 TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scaling once") {

@@ -129,6 +129,34 @@ TEST_CASE("what-ifs: each degree in both directions, the other axis of its facto
     CHECK(find(list, "dispatcher", "deepep") == nullptr);
 }
 
+TEST_CASE("what-ifs: a precision that the stack emulates is not proposed, for linears, experts or the head") {
+    class Faster : public Formula { // in whatever is narrower
+    public:
+        search::Estimate estimate(const plan::Plan& p) override {
+            search::Estimate e = Formula::estimate(p);
+            for (const machine::Precision precision : {p.precision, p.experts(), p.head()})
+                if (precision > machine::Precision::bf16) e.step_seconds /= 1.5;
+            return e;
+        }
+    };
+    plan::Plan plan = base_plan();
+    auto hardware = std::make_shared<machine::Hardware>(*plan.hardware);
+    hardware->peak_flops.fill(2e12);
+    plan.hardware = hardware;
+    stack::Stack stack = test_stack();
+    stack.precisions = {machine::Precision::bf16, machine::Precision::fp8_blockwise, machine::Precision::mxfp8};
+    for (const bool own : {false, true}) {
+        CAPTURE(own);
+        stack.name = plan.stack = own ? "moe-plan" : "test";
+        Faster faster;
+        const std::vector<search::WhatIf> list = search::what_ifs(plan, stack, faster);
+        for (const char* field : {"precision", "expert_precision", "head_precision"}) {
+            CHECK(find(list, field, "fp8-blockwise") != nullptr);
+            CHECK((find(list, field, "mxfp8") == nullptr) == own);
+        }
+    }
+}
+
 TEST_CASE("what-ifs: figures, order and soundness") {
     Formula formula;
     plan::Plan plan = base_plan();

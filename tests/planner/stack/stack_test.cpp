@@ -53,7 +53,19 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::plan::Plan& p) { p.recompute = moe::plan::recompute::full; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.cp = 2; }).empty());
     CHECK(check([](moe::plan::Plan& p) { p.cp = 2, p.cp_comm = moe::plan::ContextComm::alltoall; }).empty());
-    CHECK(check([](moe::plan::Plan& p) { p.precision = moe::machine::Precision::mxfp8; }) == "stack: precision");
+    for (const auto narrow : {moe::machine::Precision::fp8_tensor, moe::machine::Precision::mxfp8,
+                              moe::machine::Precision::nvfp4}) { // emulated
+        CHECK(check([narrow](moe::plan::Plan& p) { p.precision = narrow; }).empty());
+        CHECK(check([narrow](moe::plan::Plan& p) {
+                  p.precision = moe::machine::Precision::bf16;
+                  p.expert_precision = narrow;
+                  p.offload = moe::plan::offload::optimizer_step;
+              }).empty());
+        CHECK(check([narrow](moe::plan::Plan& p) {
+                  p.precision = narrow;
+                  p.attention_precision = moe::machine::Precision::fp8_tensor;
+              }) == "stack: attention_precision");
+    }
     CHECK(check([](moe::plan::Plan& p) { p.ep = 2, p.dispatcher = moe::plan::Dispatcher::deepep; }) ==
           "stack: dispatcher");
     CHECK(check([](moe::plan::Plan& p) { p.ep = 2, p.dispatcher = moe::plan::Dispatcher::hybridep; }).empty());
@@ -142,7 +154,10 @@ TEST_CASE("costs of every shipped stack are fractions and seconds of a sensible 
             CAPTURE(machine);
             if (name == "moe-plan" && machine == std::string("gb300-nvl72")) continue; // refused there
             const moe::stack::Stack s = moe::stack::load_stack(name, moe::machine::load_hardware(machine));
-            for (const moe::machine::Precision p : s.precisions) {
+            moe::plan::Plan plan;
+            plan.stack = name;
+            for (const moe::machine::Precision offered : s.precisions) {
+                const moe::machine::Precision p = plan.computed_in(offered);
                 const double dense = s.costs.gemm[static_cast<std::size_t>(p)];
                 const double grouped = s.costs.grouped_gemm[static_cast<std::size_t>(p)];
                 CHECK(dense > 0.0);

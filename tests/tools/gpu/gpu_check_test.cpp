@@ -139,7 +139,9 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
     CHECK(memory == 13);
     CHECK(outcome.out.find("step in blockwise FP8 beside BF16") != std::string::npos);
     CHECK(outcome.out.find("300 steps of text, loss 1.000 to 1.000") != std::string::npos);
-    CHECK(outcome.out.find("1,000 steps in blockwise FP8, loss 1.000 to 1.0000, BF16's 1.0000") != std::string::npos);
+    for (const char* precision : {"fp8-blockwise", "mxfp8", "fp8-tensor", "nvfp4"})
+        CHECK(outcome.out.find(std::string("1,000 steps in ") + precision + ", loss 1.000 to 1.0000, BF16's 1.0000") !=
+              std::string::npos);
     CHECK(outcome.out.find("memory that offload=optimizer saves") != std::string::npos);
 }
 

@@ -1,0 +1,72 @@
+// Rounding of operands as ops: which blocks each recipe has, and what their stochastic rounding is numbered by.
+//
+// Transformer Engine's recipes (transformer_engine/common/recipe/__init__.py): MXFP8 in E4M3; per-tensor FP8 with E5M2
+// for gradients (Format.HYBRID); NVFP4 with weights in squares, gradients rounded stochastically and, of inputs and
+// gradients, a Hadamard transform in what wgrad multiplies.
+#include "planner/lower/emit/rounding.hpp"
+
+#include "planner/plan/plan.hpp"
+
+namespace moe::emit {
+
+namespace {
+
+// FNV-1a: a name of a tensor among those of a step that is the same in every plan.
+std::uint64_t named(int layer, const std::string& name) {
+    std::uint64_t hash = 0xcbf29ce484222325u ^ static_cast<std::uint64_t>(layer + 1);
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    return hash;
+}
+
+// One scale for the whole tensor, or squares: the same values whichever index is contracted.
+bool one_form(machine::Precision format, program::RoundAttr::Role role) {
+    return format == machine::Precision::fp8_tensor ||
+           (format == machine::Precision::nvfp4 && role == program::RoundAttr::Role::weight);
+}
+
+bool scales_tensor(machine::Precision format) { return format != machine::Precision::mxfp8; }
+
+} // namespace
+
+Quantized round_operand(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
+                        program::TensorId counts, program::RoundAttr::Role role) {
+    const program::Tensor shape = b.at(x);
+    program::RoundAttr attr;
+    attr.format = b.precision();
+    attr.role = role;
+    attr.batch = b.plan().mbs;
+    // Rows of other TP ranks begin blocks of their own, as what is rounded before it is gathered does.
+    const std::int64_t own = b.local_tokens();
+    attr.run = role == program::RoundAttr::Role::weight || shape.rows % own != 0 ? shape.rows : own;
+    const bool one = one_form(attr.format, role);
+    const auto make = [&](bool wanted, const char* suffix) {
+        return wanted ? b.tensor(name + suffix, program::Dtype::bf16, shape.rows, shape.cols, shape.expected_rows)
+                      : program::no_tensor;
+    };
+    const Quantized q{make(row || one, ".row"), make(column && !one, ".column")};
+    program::Operands in{x};
+    if (counts != program::no_tensor) in.push_back(counts);
+    if (attr.format == machine::Precision::nvfp4 && role == program::RoundAttr::Role::gradient) {
+        in.resize(2, program::no_tensor);
+        in.append({b.program().io.positions, b.program().io.noise});
+        attr.tensor = named(b.layer, name);
+        if (shape.rows == own && counts == program::no_tensor) attr.ring = b.plan().tp;
+    }
+    program::Operands out{q.row, q.column};
+    if (scales_tensor(attr.format)) out.push_back(b.tensor(name + ".largest", program::Dtype::f32, 2, 1));
+    program::Op& op = b.emit(program::OpKind::quantize, std::move(in), std::move(out), attr);
+    op.bytes = (scales_tensor(attr.format) ? 2.0 : 1.0) * shape.expected_bytes();
+    for (const program::TensorId result : {q.row, q.column})
+        if (result != program::no_tensor) op.bytes += b.at(result).expected_bytes();
+    return {q.row, one ? q.row : q.column};
+}
+
+program::TensorId multiplied(Builder& b, const Weight& weight, const std::string& name, int copies, bool forward) {
+    if (!b.rounds()) return weight.value;
+    const Quantized q = round_operand(b, weight.value, name + (forward ? ".weight" : ".weight_again"), forward,
+                                      !forward, program::no_tensor, program::RoundAttr::Role::weight);
+    std::get<program::RoundAttr>(b.current().ops.back().attr).run = weight.n / copies;
+    return forward ? q.row : q.column;
+}
+
+} // namespace moe::emit

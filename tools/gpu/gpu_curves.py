@@ -1,0 +1,49 @@
+"""What tools/gpu-check holds of losses: a GPU's beside the CPU's, and low precisions beside BF16."""
+import json
+import pathlib
+
+# A model that learns text in 300 steps. The CPU's ranks share the batch, on a machine of several cores.
+LEARNER = {"vocab_size": 257, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": False,
+           "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "head_dim": 32, "moe_intermediate_size": 64, "intermediate_size": 256, "num_experts": 8,
+           "num_experts_per_tok": 2, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+# Precisions, and how far their loss may be from BF16's.
+LOW_CURVES = [("fp8-blockwise", 0.01), ("mxfp8", 0.01), ("fp8-tensor", 0.015), ("nvfp4", 0.03)]
+
+
+def texts(check, ranks=1):
+    """Losses of 300 steps of text on both back ends. Rounding turns into other choices of experts after some dozens of
+    steps: means over 50 steps are held. Those of two CPU plans differ by up to 0.4 % here."""
+    losses = []
+    shared = f"dp={ranks} ep={ranks} mbs={8 // ranks} cuda_graph=full"
+    for hardware, gpus, backend, fields in (("cpu-local", 8, "cpu", "dp=8 mbs=1"), ("h200", ranks, "cuda", shared)):
+        if check.trained(LEARNER, 128, 8, fields, hardware=hardware, gpus=gpus, backend=backend, steps=300, precision="fp32",
+                         more=("--lr", "4e-4")) is None:
+            return
+        losses.append([step["loss"] for step in json.loads((check.folder / "run/run.json").read_text())["steps"]])
+    means = [[sum(curve[at:at + 50]) / 50 for at in range(0, 300, 50)] for curve in losses]
+    worst = max(abs(a / b - 1) for a, b in zip(*means))
+    check.rows.below(f"300 steps of text, loss {losses[0][0]:.3f} to {losses[0][-1]:.3f}: farthest mean of 50 steps from the CPU's",
+                     "relative", worst if len(losses[0]) == len(losses[1]) == 300 else -1.0, 0.01)
+
+
+def low_precisions(check):
+    """Losses of 1,000 steps of this project's sources in low precisions beside BF16: means over the last 50 steps."""
+    sources = [f for part in ("planner", "simulator", "engine", "kernels") for f in sorted(pathlib.Path(part).rglob("*.[ch]pp"))]
+    (check.folder / "sources.txt").write_text("".join(f.read_text() for f in sources))
+    if check.plan("tokenize", "sources.txt", "--out", "sources") is None:
+        return
+    wide = None
+    for precision, bar in (("bf16", None), *LOW_CURVES):
+        if check.trained({**LEARNER, "head_dim": 64, "moe_intermediate_size": 128}, 128, 8, "mbs=8 cuda_graph=full",
+                         hardware="h200", steps=1000, precision=precision, data="sources",
+                         more=("--lr", "4e-4", "--shuffle", "on")) is None:
+            return
+        curve = [step["loss"] for step in json.loads((check.folder / "run/run.json").read_text())["steps"]]
+        low = sum(curve[-50:]) / 50 if len(curve) == 1000 else -1.0
+        if bar is None:
+            wide = low
+            continue
+        check.rows.below(f"1,000 steps in {precision}, loss {curve[0]:.3f} to {low:.4f}, BF16's {wide:.4f}: last mean of 50 steps",
+                         "relative", abs(low / wide - 1) if min(low, wide) > 0 else -1.0, bar)
