@@ -13,7 +13,7 @@ namespace moe::device {
 // A step as it is replayed.
 struct QueuedStep {
     std::size_t nodes = 0;            // kernels, copies, fills and waits of the record; 0 where steps are not replayed
-    std::size_t host_copies = 0;      // nodes that copy between the host's memory and the device's
+    std::size_t host_copies = 0;      // nodes that copy between the host's memory and the device's, kernels included
     std::size_t fills = 0;            // nodes that are the device's own fills, which make a graph slow to queue
     double host_seconds = 0.0;        // seconds that the host took to queue the step: the median of the last 64
     double event_overhead = 0.0;      // seconds taken out of the step for each of its stamps (engine/run/stamps.hpp)

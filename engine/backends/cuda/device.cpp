@@ -100,8 +100,12 @@ public:
     void prepare(bool stamped, const std::function<void()>& enqueue) override {
         if (!replayed_) return;
         select(device_);
+        const std::int64_t before = cuda_copies_by_blocks();
         const cudaGraph_t graph = capture(enqueue);
-        if (!stamped) queued_ = described(graph);
+        if (!stamped) {
+            queued_ = described(graph);
+            queued_.host_copies += static_cast<std::size_t>(cuda_copies_by_blocks() - before);
+        }
         const cudaError_t status = cudaGraphInstantiate(&steps_[stamped], graph, 0);
         cudaGraphDestroy(graph);
         check(status, "instantiating the step's graph");
