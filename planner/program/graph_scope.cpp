@@ -2,6 +2,7 @@
 #include "planner/program/graph_scope.hpp"
 
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/op.hpp"
 
 namespace moe::program {
@@ -38,6 +39,7 @@ bool in_graph(const plan::Plan& plan, const Op& op) {
     if (plan.cuda_graph == plan::CudaGraph::none) return false;
     if (plan.cuda_graph == plan::CudaGraph::full) return true;
     if (op.phase == Phase::step) return false;
+    if (plan::stack_traits(plan).engine == plan::StackEngine::own && is_communication(op.kind)) return false;
     const plan::CudaGraph scope = scope_of(op);
     // Graphs of single layers hold the experts as well where their rows are planned.
     return plan.fixed_rows() || (scope != plan::CudaGraph::none && plan::holds(plan.cuda_graph, scope));

@@ -77,3 +77,20 @@ TEST_CASE("parts of a step that are graphs hold the ops of their scopes, and mic
         CHECK(2 * found.works > found.held);
     }
 }
+
+TEST_CASE("graphs of parts hold communication of the scopes in published stacks, and none in ours") {
+    plan::Plan plan = small_plan("qwen3", 2, {{"tp", "2"}, {"cuda_graph", "attn"}});
+    const program::Program program = lower::lower(plan, 0);
+    const auto held = [&] {
+        int count = 0;
+        for (program::OpWalk walk(program); !walk.done(); walk.next())
+            count += program::is_communication(walk.op().kind) && program::in_graph(plan, walk.op());
+        return count;
+    };
+    CHECK(held() == 0);
+    plan.stack = "bridge-26.08";
+    CHECK(held() > 0);
+    plan.cuda_graph = plan::CudaGraph::full;
+    plan.stack = "moe-plan";
+    CHECK(held() > 0);
+}
