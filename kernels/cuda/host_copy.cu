@@ -1,7 +1,7 @@
 // Copies between device memory and pinned memory of the host by a few blocks: a ring of pieces in shared memory.
 //
 // Reads over PCIe are what has to be kept on its way: 55 GB/s times the 2 us that one takes under load are 110 KB, and
-// the pieces of four blocks hold twice as many. Writes are posted.
+// the pieces that two blocks have asked for are 288. Writes are posted.
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -17,8 +17,8 @@ namespace {
 // They lie in pairs: products whose blocks come in pairs find room for as many as multiprocessors are left.
 constexpr int warp_threads = warp_size, byte_threads = 1024;
 constexpr unsigned pair = 2;
-constexpr unsigned piece_bytes = 8192, pieces = 8; // bytes of a piece; pieces of a block coming in or going out
-constexpr unsigned behind = 2;                     // pieces that may still leave while the place of another is filled
+constexpr unsigned piece_bytes = 16384, pieces = 12; // bytes of a piece; pieces of a block coming in or going out
+constexpr unsigned behind = 2;                       // pieces that may still leave while the place of another is filled
 
 struct RingOfPieces {
     char rows[pieces][piece_bytes];

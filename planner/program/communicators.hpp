@@ -44,8 +44,8 @@ inline constexpr int message_channels = 8;
 // at the limit of its power and 11 to 14 % of their time below it.
 //
 // So do offloaded activations, in a captured step, to the kernels that copy them: each runs on as many multiprocessors
-// as it has blocks, of which four keep twice the bytes on their way that PCIe 5.0 needs (kernels/cuda/host_copy.cu).
-inline constexpr int host_copy_blocks = 4;
+// as it has blocks, of which two keep more bytes on their way than PCIe 5.0 needs (kernels/cuda/host_copy.cu).
+inline constexpr int host_copy_blocks = 2;
 int reserved_sms_of(const Program& program, int stages);
 // The multiprocessors that any Program of the plan leaves; each has messages where there are several stages, and copies
 // where activations are offloaded.

@@ -6,13 +6,14 @@
 
 namespace moe::test {
 
-// Median seconds of a copy by as many blocks as plans give it, in a graph, and of the same by cudaMemcpyAsync.
+// Median seconds of a copy by so many blocks, in a graph, and of the same by cudaMemcpyAsync.
 struct HostCopy {
     std::string name;
+    int blocks = 0;
     double seconds = 0.0, engine_seconds = 0.0;
 };
 
-// Copies of a layer's offloaded tensor (64 MiB) either way.
+// Copies of a layer's offloaded tensor (64 MiB) either way, by as many blocks as plans give them and by twice as many.
 std::vector<HostCopy> host_copies();
 
 } // namespace moe::test
