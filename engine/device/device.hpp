@@ -10,10 +10,11 @@
 
 namespace moe::device {
 
-// A step as it is replayed.
+// A step as it is replayed, whole or in parts.
 struct QueuedStep {
-    std::size_t nodes = 0;            // kernels, copies, fills and waits of the record; 0 where steps are not replayed
-    std::size_t host_copies = 0;      // nodes that copy between the host's memory and the device's
+    std::size_t records = 0;          // records that a step runs: one, or its parts; 0 where steps are not replayed
+    std::size_t nodes = 0;            // kernels, copies, fills and waits of the records
+    std::size_t host_copies = 0;      // nodes that copy between the host's memory and the device's, kernels included
     std::size_t fills = 0;            // nodes that are the device's own fills, which make a graph slow to queue
     double host_seconds = 0.0;        // seconds that the host took to queue the step: the median of the last 64
     double event_overhead = 0.0;      // seconds taken out of the step for each of its stamps (engine/run/stamps.hpp)
@@ -36,7 +37,11 @@ public:
     virtual void reserve(std::size_t stamps, std::size_t signals) = 0;
     virtual void prepare(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
-    virtual void forget() = 0;                            // drops the records of steps
+    // Parts of a step that is queued op by op: record_part() records what `enqueue` queues on stream 0 under a number
+    // of the caller's, and play_part() queues that record there. Only where Backend::can_replay.
+    virtual QueuedStep record_part(std::size_t, const std::function<void()>&) { return {}; }
+    virtual void play_part(std::size_t) {}
+    virtual void forget() = 0;                            // drops the records of steps and of parts
     virtual QueuedStep queued_step() const { return {}; } // facts of the step without stamps
     // Seconds that the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody
     // knows.

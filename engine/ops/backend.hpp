@@ -36,7 +36,7 @@ struct Backend {
     // Tells whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do
     // not.
     bool (*tiled)() = nullptr;
-    bool can_replay = false;                       // whether steps can be replayed: cuda_graph = full
+    bool can_replay = false;                       // whether steps, and parts of them, can be replayed: cuda_graph
     bool tells_logits = false;                     // whether attention tells its heads' largest logits: QK-clip
     bool tells_picked_logits = false;              // and over keys that an indexer picks
     std::array<OpFunction, op_kind_count> table{}; // functions by op kind; null: this back end cannot run it

@@ -21,10 +21,12 @@ void check_fields(const plan::Plan& plan, const ops::Backend& backend) {
     if (plan.dispatcher == plan::Dispatcher::deepep || plan.dispatcher == plan::Dispatcher::ncclep || published)
         refuse("execute: dispatcher = {} of stack \"{}\" is not supported: search again with --stack moe-plan",
                plan::to_string(plan.dispatcher), plan.stack);
-    if (plan.cuda_graph != plan::CudaGraph::none && !(plan.cuda_graph == plan::CudaGraph::full && backend.can_replay))
-        refuse("execute: cuda_graph = {} is not supported by backend {}, {}: search again with --fix cuda_graph=none",
-               plan::to_string(plan.cuda_graph), backend.name,
-               backend.can_replay ? "only none and full are" : "only none is");
+    if (plan.cuda_graph != plan::CudaGraph::none && !backend.can_replay)
+        refuse("execute: cuda_graph = {} is not supported by backend {}, only none is: search again with --fix "
+               "cuda_graph=none",
+               plan::to_string(plan.cuda_graph), backend.name);
+    if (plan.cuda_graph != plan::CudaGraph::full && plan::holds(plan.cuda_graph, plan::CudaGraph::full))
+        refuse("execute: cuda_graph = {}: full holds every scope, write full alone", plan::to_string(plan.cuda_graph));
     if (const plan::PlanFault fault = plan::check_executable(plan))
         refuse("execute: {}, or search again with --fix", fault.message);
 }

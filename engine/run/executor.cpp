@@ -89,7 +89,13 @@ void Executor::enqueue(device::Queue& queue, bool timed) {
         if (order_->used()[static_cast<std::size_t>(s)]) queue.fork(s);
     program::OpWalk walk(program_);
     int number = 0; // number of the op
+    auto run = runs_recorded_ ? runs_.cbegin() : runs_.cend();
     for (std::size_t w = 0; w < order_->size(); ++w) {
+        if (run != runs_.cend() && run->begin == w) {
+            play_run(queue, *run, timed);
+            w = run++->end - 1;
+            continue;
+        }
         const device::StreamOrder::Work work = (*order_)[w];
         for (; number < work.op; ++number) walk.next();
         const bool marked = marked_ && program::is_communication(walk.op().kind) && !work.boxes;
@@ -111,7 +117,12 @@ void Executor::play(device::Queue& queue, Recorder& recorder, bool timed) {
         return await_end(queue);
     }
     zero_ = recorder.seconds_since(Recorder::Clock::now());
-    queue.play(timed, [&] { enqueue(queue, timed); });
+    queue.play(timed, [&] {
+        enqueue(queue, timed);
+        if (!timed)
+            host_seconds_[host_steps_++ % host_seconds_.size()] =
+                recorder.seconds_since(Recorder::Clock::now()) - zero_;
+    });
     ++calls_; // A record calls no op.
     ++calls_;
     await_end(queue);
@@ -126,6 +137,7 @@ void Executor::prepare() {
     if (marked_ && !(replayed_ && queue.replays())) queue.rehearse([&] { enqueue(queue, false); });
     if (replayed_)
         for (const bool stamped : {false, true}) queue.prepare(stamped, [&] { enqueue(queue, stamped); });
+    if (!runs_.empty()) record_runs(queue);
 }
 
 // Looks after the others, where there are others, until this rank's work is done: soon at first, then less and less

@@ -5,6 +5,7 @@
 #include "engine/device/streams.hpp"
 #include "engine/ops/backend.hpp"
 #include "engine/ops/op_context.hpp"
+#include "engine/run/graph_runs.hpp"
 #include "engine/run/recorder.hpp"
 #include "engine/run/stamps.hpp"
 #include "engine/run/watchdog.hpp"
@@ -30,6 +31,11 @@ public:
 
     // The parts of this rank's shards that the optimizer treats differently, by bucket; before prepare().
     void set_parts(std::vector<std::vector<ops::ShardPart>> parts) { parts_ = std::move(parts); }
+    // Has the queue record the parts of a step that the plan's graphs hold (program::in_graph), the rest going op by
+    // op; before prepare(), on a device with a queue whose back end can_replay.
+    void capture_scopes(const plan::Plan& plan) { runs_ = graph_runs(program_, plan, *order_, arena_); }
+    // Facts of those parts and the host's time for the whole step, the median of the last ones; none without parts.
+    device::QueuedStep queued_parts() const;
     // Records the step on a device with a queue, or loads what it needs. To be called once, before any rank's first
     // step: ranks that are not alone must come to their communication with everything loaded.
     void prepare();
@@ -68,6 +74,9 @@ public:
 private:
     std::string place(const program::Op& op, std::size_t slot) const;
     void enqueue(device::Queue& queue, bool timed);
+    void enqueue_run(device::Queue& queue, const GraphRun& run, bool timed);
+    void play_run(device::Queue& queue, const GraphRun& run, bool timed);
+    void record_runs(device::Queue& queue);
     void await_end(device::Queue& queue);
     double plain_seconds() const;
     EventClock clock_of_stamps(device::Queue& queue);
@@ -108,7 +117,12 @@ private:
     std::atomic<const program::Op*> current_{nullptr}; // op that was begun last
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
-    bool replayed_ = true; // whether a queue that can replay its record does so
+    bool replayed_ = true;            // whether a queue that can replay its record does so
+    std::vector<GraphRun> runs_;      // parts of a step that are records
+    bool runs_recorded_ = false;      // whether they have been recorded
+    device::QueuedStep queued_parts_; // facts of those of a step without stamps, except the host's time
+    std::array<double, 64> host_seconds_{};
+    std::size_t host_steps_ = 0;
     // Times that the last steps without stamps took on the device.
     static constexpr std::size_t kept_plain = 64;
     std::array<double, kept_plain> plain_{};

@@ -179,6 +179,8 @@ void Trainer::start_rank(Rank& r) {
     r.executor = std::make_unique<run::Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
     if (!options_.rules.empty()) r.executor->set_parts(parts_of_buckets(r));
     if (options_.qk_clip.on()) r.executor->watch_logits();
+    if (plan_.cuda_graph != plan::CudaGraph::none && plan_.cuda_graph != plan::CudaGraph::full)
+        r.executor->capture_scopes(plan_);
     r.executor->prepare();
     if (!reruns_.empty()) build_beside(r, reruns_[static_cast<std::size_t>(r.stage)], r.rerun);
     if (!forwards_.empty()) build_beside(r, forwards_[static_cast<std::size_t>(r.stage)], r.forward);

@@ -94,6 +94,7 @@ device::QueuedStep Trainer::queued_step() const {
     const device::Queue* queue = ranks_.front().device->queue();
     if (queue == nullptr) return {};
     device::QueuedStep step = queue->queued_step();
+    if (step.records == 0) step = ranks_.front().executor->queued_parts();
     step.event_overhead = ranks_.front().executor->event_overhead();
     step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
     return step;

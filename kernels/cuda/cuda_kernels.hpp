@@ -50,6 +50,14 @@ void cuda_forget_stream(void* stream);
 // Writes `value` to `place`, pinned memory of the host, when the stream has come there.
 void cuda_mark(int* place, int value, void* stream);
 
+// Copies `bytes` between device memory and pinned memory of the host, or within either, by `blocks` blocks, rounded up
+// to whole pairs, on as many multiprocessors; wherever either side begins. A CUDA graph with such copies is kernels
+// alone, and is queued in the time of those: copies by the driver's engines cost the host 3 us each
+// (docs/notes/engine-graphs.md). Sides that do not lie alike within 16 bytes go byte by byte, a hundredth as fast.
+void cuda_copy_by_blocks(void* to, const void* from, std::int64_t bytes, int blocks, void* stream);
+// Such copies that the calling thread has queued or captured so far; what a graph repeats counts once.
+std::int64_t cuda_copies_by_blocks();
+
 // Turns the fills with zeros that libraries have put into a captured graph (a cudaGraph_t) into kernels: clear.hpp says
 // why.
 void cuda_replace_fills(void* captured);

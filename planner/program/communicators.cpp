@@ -78,13 +78,19 @@ std::int64_t all_slots(const Program& program) {
 }
 
 int reserved_sms_of(const Program& program, int stages) {
+    int messages = 0, copies = 0;
     for (const Template& ops : program.templates)
-        for (const Op& op : ops.ops)
-            if (message(op) != nullptr && channel_of(*message(op), stages).delta != 0) return 2 * message_channels;
-    return 0;
+        for (const Op& op : ops.ops) {
+            if (message(op) != nullptr && channel_of(*message(op), stages).delta != 0) messages = 2 * message_channels;
+            if (copies_with_host(op.kind) && op.phase != Phase::step) copies = host_copy_blocks;
+        }
+    return messages + copies;
 }
 
-int reserved_sms_of(const plan::Plan& plan) { return joins_devices(plan) && plan.pp > 1 ? 2 * message_channels : 0; }
+int reserved_sms_of(const plan::Plan& plan) {
+    return (joins_devices(plan) && plan.pp > 1 ? 2 * message_channels : 0) +
+           ((plan.offload & plan::offload::activations) != 0 ? host_copy_blocks : 0);
+}
 
 bool joins_devices(const plan::Plan& plan) {
     return plan::stack_traits(plan).joins_devices && !plan.hardware->cpu && plan.gpus > 1;

@@ -42,9 +42,17 @@ inline constexpr int message_channels = 8;
 // Multiprocessors that products of experts leave to messages, one coming and one leaving. On an H200 products beside a
 // waiting receive took 1.74 times as long with all 132 for themselves, and no longer with 16 less, which costs them 2 %
 // at the limit of its power and 11 to 14 % of their time below it.
+//
+// So do offloaded activations, in a captured step, to the kernels that copy them: each runs on as many multiprocessors
+// as it has blocks, of which two keep more bytes on their way than PCIe 5.0 needs (kernels/cuda/host_copy.cu).
+inline constexpr int host_copy_blocks = 2;
 int reserved_sms_of(const Program& program, int stages);
-// The multiprocessors that any Program of the plan leaves; each has messages where there are several stages.
+// The multiprocessors that any Program of the plan leaves; each has messages where there are several stages, and copies
+// where activations are offloaded.
 int reserved_sms_of(const plan::Plan& plan);
+
+// True for copies between the device and the host's memory.
+constexpr bool copies_with_host(OpKind kind) { return kind == OpKind::copy_to_host || kind == OpKind::copy_from_host; }
 
 // True where members of a group send to each other in it, besides what a collective does.
 bool is_pairwise(OpKind kind);

@@ -42,12 +42,14 @@ std::vector<Option> SearchSpace::options() const {
     // Ranks of one process have nothing to gain from reaching each other's memory: they do already.
     std::vector<plan::Dispatcher> dispatchers = stack_.dispatchers;
     if (!published && base_.hardware->cpu) std::erase(dispatchers, plan::Dispatcher::hybridep);
+    // Our whole step is one graph with any rows, so graphs of parts gain nothing: they are for those who ask.
+    std::vector<plan::CudaGraph> graphs = stack_.cuda_graphs;
+    if (!published) std::erase(graphs, plan::CudaGraph::partial);
     return {
         {"ep_overlap", merges ? switched : off, [](const plan::Plan& p) { return p.ep > 1; }},
         {"dispatcher", usual_first(dispatchers, stack_.usual_dispatcher),
          [](const plan::Plan& p) { return p.ep * p.etp > 1; }},
-        {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph),
-         [](const plan::Plan&) { return true; }},
+        {"cuda_graph", usual_first(graphs, stack_.usual_cuda_graph), [](const plan::Plan&) { return true; }},
         {"tp_overlap", published ? switched : off, [](const plan::Plan& p) { return p.tp > 1; }},
         {"cp_comm",
          published ? std::vector<std::string>{"ring", "alltoall", "alltoall+ring"} : std::vector<std::string>{"ring"},

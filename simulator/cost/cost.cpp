@@ -323,6 +323,8 @@ ContentionPrice CostModel::contention_price() const {
     price.to_collectives =
         std::max(lost_to(program::collectives_key, {plan::Domain::dense, plan::axis::data | plan::axis::context}),
                  lost_to(program::collectives_key, {plan::Domain::expert, plan::axis::data}));
+    if (plan_.cuda_graph == plan::CudaGraph::full)
+        price.to_copies = static_cast<double>(program::host_copy_blocks) / plan_.hardware->sm_count;
     return price;
 }
 

@@ -29,7 +29,9 @@ struct ContentionPrice {
     // that a product takes which leaves them their multiprocessors.
     double lost = 0.0, reserved_slowdown = 1.0;
     double to_collectives = 0.0; // gathers and reductions of data parallelism: part of the rate of any op
-    bool none() const { return lost == 0.0 && to_collectives == 0.0; }
+    // Copies with the host by kernels, in captured steps: part of the rate of an op that leaves them nothing.
+    double to_copies = 0.0;
+    bool none() const { return lost == 0.0 && to_collectives == 0.0 && to_copies == 0.0; }
 };
 
 // The parts of the model of cost that are worked out once of a machine, which must outlive them. Thread-safe.

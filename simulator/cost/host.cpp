@@ -1,6 +1,7 @@
 // The host's side of an op: launches one by one or replays a CUDA graph, and waits where a dispatcher reads counts.
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/program/graph_scope.hpp"
 #include "planner/program/op.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
@@ -8,35 +9,6 @@
 #include <algorithm>
 
 namespace moe::cost {
-namespace {
-
-// The scope of CUDA graphs that captures an op; none for dispatch, expert products and combine, whose shapes change.
-plan::CudaGraph scope_of(const program::Op& op) {
-    if (op.phase == program::Phase::step) return plan::CudaGraph::none;
-    switch (op.module) {
-    case program::Module::layernorm:
-    case program::Module::attn_in:
-    case program::Module::mla_up_proj:
-    case program::Module::core_attn:
-    case program::Module::attn_out:
-    case program::Module::residual:
-        return plan::CudaGraph::attn;
-    case program::Module::mlp:
-    case program::Module::moe_act_dense:
-        return plan::CudaGraph::mlp;
-    case program::Module::router:
-        return plan::CudaGraph::moe_router;
-    case program::Module::shared_experts:
-        return plan::CudaGraph::shared_experts;
-    case program::Module::dispatch: // preprocessing of routed rows before any of them moves
-        return op.kind == program::OpKind::permute_map ? plan::CudaGraph::moe_preprocess : plan::CudaGraph::none;
-    default:
-        return plan::CudaGraph::none;
-    }
-}
-
-} // namespace
-
 bool on_routed_rows(const program::Op& op) {
     return op.phase != program::Phase::step &&
            (op.module == program::Module::dispatch || op.module == program::Module::experts ||
@@ -87,13 +59,7 @@ double kernels_by_expert(const plan::Plan& plan, const stack::Stack& stack, cons
 
 double host_seconds(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
-    const plan::CudaGraph scope = scope_of(op);
-    // Shapes never change with planned rows, so that graphs of single layers hold the experts as well.
-    const bool whole =
-        plan.cuda_graph != plan::CudaGraph::none && plan.fixed_rows() && op.phase != program::Phase::step;
-    const bool graph = whole || plan.cuda_graph == plan::CudaGraph::full ||
-                       (scope != plan::CudaGraph::none && plan::holds(plan.cuda_graph, scope));
-    if (graph) return stack.costs.graph_launch_seconds;
+    if (program::in_graph(plan, op)) return stack.costs.graph_launch_seconds;
     const double again = op.phase == program::Phase::recompute ? stack.costs.recompute_launches : 1.0;
     // Dispatch, experts and combine are chains of framework calls, where other ops are single ones.
     const double routed = on_routed_rows(op) ? stack.costs.routed_launches : 1.0;

@@ -1,6 +1,8 @@
 // Prices ops beside communication by what of it is still to come.
 #include "simulator/replay/contention.hpp"
 
+#include "planner/program/communicators.hpp"
+
 #include <algorithm>
 
 namespace moe::replay {
@@ -35,11 +37,14 @@ double Contention::longer(const program::Program& program, const program::Op& op
         tokens_.emplace_back(start, start + seconds);
     if (price_.to_collectives > 0.0 && op.stream == program::Stream::data && program::is_communication(op.kind))
         collectives_.emplace_back(start, start + seconds);
+    if (price_.to_copies > 0.0 && program::copies_with_host(op.kind)) copies_.emplace_back(start, start + seconds);
     if (op.stream != program::Stream::compute) return 0.0;
-    for (CommIntervals* travels : {&tokens_, &collectives_})
+    for (CommIntervals* travels : {&tokens_, &collectives_, &copies_})
         while (!travels->empty() && travels->front().second <= start) travels->pop_front();
-    const double tokens = for_tokens(op, start, seconds, spares);
-    return tokens + slowed(collectives_, price_.to_collectives, start, seconds + tokens);
+    double longer = for_tokens(op, start, seconds, spares);
+    longer += slowed(collectives_, price_.to_collectives, start, seconds + longer);
+    if (op.kind != program::OpKind::grouped_gemm) longer += slowed(copies_, price_.to_copies, start, seconds + longer);
+    return longer;
 }
 
 double Contention::for_tokens(const program::Op& op, double start, double seconds, bool spares) const {

@@ -22,7 +22,8 @@ double slowed(const CommIntervals& travels, double lost, double start, double se
 // Follows the ops of a rank in the order in which they run. A product of experts that leaves the tokens their
 // multiprocessors does so to its end. One that does not has its tiles shared out in advance, and those of the
 // multiprocessors that are taken begin when the tokens have come. Anything else goes on at a lower rate, and everything
-// does beside data parallelism.
+// does beside data parallelism. Beside kernels that copy to the host and back, issued before it, all but products of
+// experts does, which leave them their multiprocessors.
 class Contention {
 public:
     explicit Contention(cost::ContentionPrice price) : price_(price) {}
@@ -34,7 +35,7 @@ private:
 
     cost::ContentionPrice price_;
     passes::ReservedSms reserved_;
-    CommIntervals tokens_, collectives_;
+    CommIntervals tokens_, collectives_, copies_;
 };
 
 } // namespace moe::replay

@@ -4,9 +4,11 @@
 
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "planner/program/communicators.hpp"
 #include "tests/kernels/case.hpp"
 #include "tests/kernels/cuda_alignment.hpp"
 #include "tests/kernels/cuda_bandwidth.hpp"
+#include "tests/kernels/cuda_host_copy.hpp"
 #include "tests/kernels/cuda_ring.hpp"
 #include "tests/kernels/cuda_staging.hpp"
 #include "tests/kernels/cuda_timing.hpp"
@@ -135,6 +137,16 @@ std::vector<Line> ring_lines() {
     return lines;
 }
 
+// Within a ninth of the copy engine's time: prices of offload take what the link gives.
+std::vector<Line> host_copy_lines() {
+    constexpr double bar = 1.0 / 0.9;
+    std::vector<Line> lines;
+    for (const HostCopy& c : host_copies())
+        lines.push_back({c.name + ": beside the copy engine", "us", c.seconds * 1e6, c.engine_seconds * 1e6,
+                         c.blocks == program::host_copy_blocks ? std::optional(bar) : std::nullopt});
+    return lines;
+}
+
 // No bar: plans avoid such widths, and prices know them (gemm.unaligned in profiles/coefficients.json).
 std::vector<Line> alignment_lines() {
     std::vector<Line> lines;
@@ -176,12 +188,14 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
 constexpr const char* plain_cases = "*gemm:*,attention*";
 
 // Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone; "--bandwidth=PART": of those with
-// that in their names), "--ring" (of ring attention's steps alone), "--alignment" (of products by the addresses of
-// their rows) and "--plain" (what has plain kernels, on those) out of the arguments; the rest is doctest's. Who chooses
-// cases gets those alone, on the kernels that run or on the plain ones.
+// that in their names), "--ring" (of ring attention's steps alone), "--host-copies" (of those to the host and back
+// alone), "--alignment" (of products by the addresses of their rows) and "--plain" (what has plain kernels, on those)
+// out of the arguments; the rest is doctest's. Who chooses cases gets those alone, on the kernels that run or on the
+// plain ones.
 struct Options {
     std::string out, part;
-    bool bench = false, bandwidth = false, ring = false, alignment = false, plain = false, chosen = false;
+    bool bench = false, bandwidth = false, ring = false, alignment = false, host_copies = false, plain = false,
+         chosen = false;
     std::vector<char*> rest;
 
     Options(int argc, char** argv) {
@@ -190,7 +204,7 @@ struct Options {
             if (argument == "--out" && i + 1 < argc) {
                 out = argv[++i];
             } else if (argument == "--bench") {
-                bench = bandwidth = ring = alignment = true;
+                bench = bandwidth = ring = alignment = host_copies = true;
             } else if (argument == "--bandwidth") {
                 bandwidth = true;
             } else if (argument.rfind("--bandwidth=", 0) == 0) {
@@ -198,6 +212,8 @@ struct Options {
                 part = argument.substr(argument.find('=') + 1);
             } else if (argument == "--ring") {
                 ring = true;
+            } else if (argument == "--host-copies") {
+                host_copies = true;
             } else if (argument == "--alignment") {
                 alignment = true;
             } else if (argument == "--plain") {
@@ -217,6 +233,7 @@ int report(const Options& options, bool passed) {
     if (options.bench) append(time_lines(device));
     if (options.ring) append(ring_lines());
     if (options.alignment) append(alignment_lines());
+    if (options.host_copies) append(host_copy_lines());
     if (options.bandwidth) append(bandwidth_lines(options.part));
     print(lines);
     if (!options.out.empty() && !write(options.out, device, lines, passed)) {

@@ -60,7 +60,8 @@ std::string run_document(const RunRecord& run) {
     document["predicted_step_seconds"] = run.predicted_step_seconds;
     document["measured_step_seconds"] = run.measured_step_seconds;
     if (run.queued.nodes > 0)
-        document["graph"] = {{"nodes", run.queued.nodes},
+        document["graph"] = {{"graphs", run.queued.records},
+                             {"nodes", run.queued.nodes},
                              {"host_copies", run.queued.host_copies},
                              {"fills", run.queued.fills},
                              {"host_seconds", run.queued.host_seconds},

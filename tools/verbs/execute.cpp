@@ -271,7 +271,10 @@ private:
         const std::string routing = routing_csv(routed);
         run_.queued = trainer.queued_step();
         if (run_.queued.nodes > 0)
-            console_.note("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
+            console_.note("A step {} of {} nodes with {} copies between host and GPU, queued in {}",
+                          plan_.cuda_graph == plan::CudaGraph::full
+                              ? "is one CUDA graph"
+                              : fmt::format("runs {} CUDA graphs", run_.queued.records),
                           run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
         if (const device::MeanPower& d = run_.draw; d.seconds > 0.0)
             console_.note("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",

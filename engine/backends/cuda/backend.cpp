@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/gpu_properties.hpp"
+#include "planner/program/communicators.hpp"
 #include "planner/program/op.hpp"
 
 #include <cuda_runtime_api.h>
@@ -23,15 +24,22 @@ namespace moe::backends {
 namespace {
 
 // Offloaded tensors, in the order of the queue: the last inputs go to the outputs, one each. The driver knows by the
-// address which side is the host's pinned memory.
+// address which side is the host's pinned memory. Its engines copy beside all that computes, but a graph with their
+// copies is queued one copy at a time: there a kernel copies.
 void copy_bytes(const ops::OpContext& c) {
+    const auto stream = static_cast<cudaStream_t>(c.stream);
+    cudaStreamCaptureStatus captured{};
+    cudaError_t status = cudaStreamIsCapturing(stream, &captured);
     const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
-    for (std::size_t i = 0; i < count; ++i) {
-        const cudaError_t status =
-            cudaMemcpyAsync(c.out[i], c.in[first + i], static_cast<std::size_t>(c.output(i).bytes()), cudaMemcpyDefault,
-                            static_cast<cudaStream_t>(c.stream));
-        if (status != cudaSuccess) fail("cuda: copying to or from the host: {}", cudaGetErrorString(status));
+    for (std::size_t i = 0; i < count && status == cudaSuccess; ++i) {
+        const std::int64_t bytes = c.output(i).bytes();
+        if (captured == cudaStreamCaptureStatusActive)
+            cuda_copy_by_blocks(c.out[i], c.in[first + i], bytes, program::host_copy_blocks, stream);
+        else
+            status =
+                cudaMemcpyAsync(c.out[i], c.in[first + i], static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream);
     }
+    if (status != cudaSuccess) fail("cuda: copying to or from the host: {}", cudaGetErrorString(status));
 }
 
 // The cores of this host, shared by the ranks of its devices.

@@ -34,6 +34,7 @@ bool on_host(const void* memory) {
 
 device::QueuedStep described(cudaGraph_t graph) {
     device::QueuedStep step;
+    step.records = 1;
     check(cudaGraphGetNodes(graph, nullptr, &step.nodes), "counting a graph's nodes");
     std::vector<cudaGraphNode_t> nodes(step.nodes);
     check(cudaGraphGetNodes(graph, nodes.data(), &step.nodes), "listing a graph's nodes");
@@ -100,12 +101,16 @@ public:
     void prepare(bool stamped, const std::function<void()>& enqueue) override {
         if (!replayed_) return;
         select(device_);
-        const cudaGraph_t graph = capture(enqueue);
-        if (!stamped) queued_ = described(graph);
-        const cudaError_t status = cudaGraphInstantiate(&steps_[stamped], graph, 0);
-        cudaGraphDestroy(graph);
-        check(status, "instantiating the step's graph");
-        check(cudaGraphUpload(steps_[stamped], cuda_stream()), "uploading the step's graph");
+        const device::QueuedStep step = record(steps_[stamped], enqueue);
+        if (!stamped) queued_ = step;
+    }
+    device::QueuedStep record_part(std::size_t number, const std::function<void()>& enqueue) override {
+        select(device_);
+        if (parts_.size() <= number) parts_.resize(number + 1);
+        return record(parts_[number], enqueue);
+    }
+    void play_part(std::size_t number) override {
+        check(cudaGraphLaunch(parts_.at(number), cuda_stream()), "launching a graph of a part of the step");
     }
 
     void play(bool stamped, const std::function<void()>& enqueue) override {
@@ -202,6 +207,22 @@ private:
     void drop_records() {
         for (cudaGraphExec_t& step : steps_)
             if (step != nullptr) cudaGraphExecDestroy(std::exchange(step, nullptr));
+        for (const cudaGraphExec_t part : parts_)
+            if (part != nullptr) cudaGraphExecDestroy(part);
+        parts_.clear();
+    }
+
+    // Facts of what `enqueue` queues, which `runnable` runs from now on.
+    device::QueuedStep record(cudaGraphExec_t& runnable, const std::function<void()>& enqueue) {
+        const std::int64_t before = cuda_copies_by_blocks();
+        const cudaGraph_t graph = capture(enqueue);
+        device::QueuedStep step = described(graph);
+        step.host_copies += static_cast<std::size_t>(cuda_copies_by_blocks() - before);
+        const cudaError_t status = cudaGraphInstantiate(&runnable, graph, 0);
+        cudaGraphDestroy(graph);
+        check(status, "instantiating a step's graph");
+        check(cudaGraphUpload(runnable, cuda_stream()), "uploading a step's graph");
+        return step;
     }
 
     void launch(bool stamped) {
@@ -235,6 +256,7 @@ private:
     std::array<cudaStream_t, device::queue_streams> streams_{};
     bool replayed_, capturing_ = false;
     std::array<cudaGraphExec_t, 2> steps_{}; // graphs without and with stamps
+    std::vector<cudaGraphExec_t> parts_;     // graphs of parts of a step that is queued op by op
     device::QueuedStep queued_;              // facts of the queued step, except its host time
     static constexpr std::size_t kept_launches = 64;
     std::array<double, kept_launches> host_seconds_{};

@@ -26,6 +26,26 @@ TEST_CASE("cuda ranks 2: weights that are sharded and gathered layer by layer, d
     check_ranks(2, "mixtral", {{"fsdp", "on"}, {"tp", "2"}});
 }
 
+TEST_CASE("cuda ranks 2: graphs of parts of a step among communication give the bits of its ops") {
+    if (!has_gpus(2)) return;
+    const std::pair<const char*, Fields> plans[]{{"llama", {{"fsdp", "on"}}},
+                                                 {"qwen3", {{"ep", "2"}, {"ep_overlap", "on"}, {"mbs", "2"}}},
+                                                 {"qwen3", {{"tp", "2"}, {"etp", "2"}}},
+                                                 {"deepseek3", {{"pp", "2"}, {"recompute", "full"}}}};
+    for (const auto& [model, fields] : plans)
+        for (const char* scopes : {"attn", "partial"}) {
+            plan::Plan plan = small_plan(small_model(model), 2, fields);
+            const CudaResult expected = train_on(plan, "cuda");
+            plan::set_field(plan, "cuda_graph", scopes);
+            const CudaResult got = train_on(plan, "cuda");
+            INFO(model, " ", fields.front().first, " ", scopes);
+            CHECK(got.losses == expected.losses);
+            CHECK(got.norms == expected.norms);
+            CHECK(got.gradients == expected.gradients);
+            CHECK(got.weights == expected.weights);
+        }
+}
+
 TEST_CASE("cuda ranks 4: copies of sharded weights, dense and of experts") {
     check_ranks(4, "llama", {{"fsdp", "on"}, {"fsdp_replicas", "2"}});
     check_ranks(4, "qwen3", {{"fsdp", "on"}, {"fsdp_replicas", "2"}, {"ep", "2"}});

@@ -198,9 +198,24 @@ public:
     void forget() override {}
     void fork(int) override {}
     void join(int) override {}
-    void signal(std::size_t index, int) override { given_.at(index) = true; }
+    void signal(std::size_t index, int) override {
+        if (in_part_) fail("signal {} is given within a part", index);
+        given_.at(index) = true;
+    }
     void await(std::size_t index, int) override {
+        if (in_part_) fail("signal {} is awaited within a part", index);
         if (!given_.at(index)) fail("signal {} is awaited before it is given", index);
+    }
+    device::QueuedStep record_part(std::size_t number, const std::function<void()>& enqueue) override {
+        if (!parts_.emplace(number, enqueue).second) fail("part {} is recorded twice", number);
+        device::QueuedStep step;
+        step.records = step.nodes = 1;
+        return step;
+    }
+    void play_part(std::size_t number) override {
+        in_part_ = true;
+        parts_.at(number)();
+        in_part_ = false;
     }
     void stamp(std::size_t, int) override {}
     double seconds(std::size_t) override { return 0.0; }
@@ -211,6 +226,8 @@ public:
 
 private:
     std::vector<bool> given_;
+    std::map<std::size_t, std::function<void()>> parts_;
+    bool in_part_ = false;
     std::array<std::atomic<int>, device::queue_streams> marks_{};
 };
 

@@ -20,9 +20,18 @@ using namespace moe;
 
 namespace {
 
-void check_same(const plan::Plan& plan, const std::string& what) {
-    INFO(what);
-    const Trained want = train_three(plan), got = train_three(plan, 1, &prompt_backend());
+// scopes: those that are records of their own.
+void check_same(const plan::Plan& plan, const std::string& what, plan::CudaGraph scopes = plan::CudaGraph::none) {
+    static const ops::Backend recording = [] {
+        ops::Backend b = prompt_backend();
+        b.can_replay = true;
+        return b;
+    }();
+    INFO(what, " cuda_graph=", plan::to_string(scopes));
+    plan::Plan scoped = plan;
+    scoped.cuda_graph = scopes;
+    const Trained want = train_three(plan),
+                  got = train_three(scoped, 1, scopes == plan::CudaGraph::none ? &prompt_backend() : &recording);
     check_bits(got, want);
     CHECK(got.overflow == want.overflow);
 }
@@ -54,6 +63,40 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
     CHECK(departures().abandoned == 0);
 }
 
+TEST_CASE("parts of a step that are records of their own give the bits of its ops") {
+    using plan::CudaGraph;
+    const std::pair<const char*, Fields> cases[] = {{"qwen3", {{"ep", "2"}, {"ep_overlap", "on"}}},
+                                                    {"qwen3", {{"fsdp", "on"}, {"recompute", "full"}}},
+                                                    {"llama", {{"tp", "2"}, {"offload", "core_attn+attn_norm"}}},
+                                                    {"qwen3", {{"ep", "2"}, {"capacity", "1.25"}}},
+                                                    {"deepseek3-mtp", {{"pp", "2"}}}};
+    for (const auto& [model, fields] : cases)
+        for (const CudaGraph scopes : {CudaGraph::attn, CudaGraph::mlp | CudaGraph::moe_router, CudaGraph::partial})
+            check_same(small_plan(model, 2, fields), model, scopes);
+
+    ops::Backend recording = prompt_backend();
+    recording.can_replay = true;
+    train::TrainOptions options;
+    options.table = &recording;
+    const auto records = [&](Fields fields, const char* scopes) {
+        fields.emplace_back("cuda_graph", scopes);
+        train::Trainer trainer(small_plan("qwen3", 1, fields), options);
+        trainer.step(made_up_tokens(61));
+        return trainer.queued_step();
+    };
+    const std::size_t layers = small_plan("qwen3", 1, {}).model->layers.size();
+    const auto batches = static_cast<std::size_t>(small_plan("qwen3", 1, {}).micro_batches());
+    const device::QueuedStep attention = records({}, "attn"), all = records({}, "partial");
+    CHECK(attention.records >= 2 * layers * batches);
+    CHECK(all.records >= attention.records);
+    CHECK(all.host_seconds > 0.0);
+    CHECK(records({{"capacity", "2"}}, "attn").records <= all.records); // whole layers: rows are planned
+    CHECK_THROWS_WITH_AS(records({}, "attn+full"), doctest::Contains("full holds every scope"), Error);
+    options.table = &prompt_backend();
+    CHECK_THROWS_WITH_AS(records({}, "attn"), doctest::Contains("cuda_graph = attn is not supported by backend"),
+                         Error);
+}
+
 TEST_CASE("a recorded step's ops take what they do without stamps, the launch before them left out") {
     ops::Backend backend = prompt_backend();
     backend.open = open_clocked;
@@ -71,10 +114,14 @@ TEST_CASE("a recorded step's ops take what they do without stamps, the launch be
 }
 
 TEST_CASE("queued communication: random plans") {
+    plan::CudaGraph scopes = plan::CudaGraph::none; // in turn
     for (const RandomCase& c : random_cases(11, draws(60), 5)) {
         const plan::Plan plan = plan_of(c);
         if (plan.dispatcher != plan::Dispatcher::hybridep)
-            check_same(plan, c.text()); // which needs memory that GPUs share
+            check_same(plan, c.text(), scopes); // which needs memory that GPUs share
+        scopes = scopes == plan::CudaGraph::none   ? plan::CudaGraph::attn
+                 : scopes == plan::CudaGraph::attn ? plan::CudaGraph::partial
+                                                   : plan::CudaGraph::none;
     }
 }
 
@@ -164,8 +211,11 @@ TEST_CASE("communicators and buffers are those that the planner counts") {
         CHECK(counted.collective == collective);
         CHECK(counted.pairwise == pairwise);
         CHECK(counted.messages == messages);
+        bool copies = false; // whether activations are offloaded
+        for (program::OpWalk walk(trainer.programs().front()); !walk.done(); walk.next())
+            copies = copies || (program::copies_with_host(walk.op().kind) && walk.op().phase != program::Phase::step);
         CHECK(program::reserved_sms_of(trainer.programs().front(), plan.pp) ==
-              (messages > 0 ? 2 * program::message_channels : 0));
+              (messages > 0 ? 2 * program::message_channels : 0) + (copies ? program::host_copy_blocks : 0));
     };
     for (const RandomCase& c : random_cases(5, draws(60), 5))
         if (c.ranks > 1) check(plan_of(c), c.text());

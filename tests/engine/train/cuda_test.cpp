@@ -7,6 +7,7 @@
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/program/communicators.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
 #include "tests/support/folder.hpp"
 
@@ -301,10 +302,14 @@ TEST_CASE("cuda: a captured step copies nothing between host and device but what
     train::TrainOptions options;
     options.steps = 2;
     options.backend = "cuda";
+    std::size_t copied = 0; // tensors that the program copies to the host or back
     const auto queued = [&](Fields fields) {
         fields.emplace_back("cuda_graph", "full");
         train::Trainer trainer(small_plan("deepseek3", 1, fields), options);
         trainer.step(made_up_tokens(61));
+        copied = 0;
+        for (program::OpWalk walk(trainer.programs().front()); !walk.done(); walk.next())
+            if (program::copies_with_host(walk.op().kind)) copied += walk.op().out.size();
         return trainer.queued_step();
     };
     const device::QueuedStep plain = queued({}), recomputed = queued({{"recompute", "full"}, {"precision", "bf16"}});
@@ -314,13 +319,54 @@ TEST_CASE("cuda: a captured step copies nothing between host and device but what
     CHECK(plain.fills == 0);
     CHECK(recomputed.fills == 0);
     CHECK(plain.host_seconds > 0.0);
-    CHECK(queued({{"offload", "optimizer"}}).host_copies > 0);
+    CHECK(copied == 0);
+    for (const char* offload : {"optimizer", "attn_norm+core_attn", "moe_act+optimizer"}) {
+        INFO(offload);
+        const device::QueuedStep step = queued({{"offload", offload}});
+        CHECK(step.host_copies == copied);
+        CHECK(copied > 0);
+    }
     const plan::Plan eager = small_plan("deepseek3", 1, {});
     CHECK(train::Trainer(eager, options).queued_step().nodes == 0);
 }
 
+TEST_CASE("cuda: graphs of parts of a step give the bits of its ops") {
+    for (const char* model : {"qwen3", "deepseek3", "llama"}) {
+        const Fields fields{{"mbs", "2"}, {"deterministic", "on"}};
+        const CudaResult expected = train_on(small_plan(model, 1, fields), "cuda");
+        for (const char* scopes : {"attn", "moe_router+shared_experts", "mlp", "partial"}) {
+            INFO(model, " ", scopes);
+            Fields all = fields;
+            all.emplace_back("cuda_graph", scopes);
+            const plan::Plan plan = small_plan(model, 1, all);
+            const CudaResult got = train_on(plan, "cuda");
+            CHECK(got.losses == expected.losses);
+            CHECK(got.norms == expected.norms);
+            CHECK(got.gradients == expected.gradients);
+            CHECK(got.weights == expected.weights);
+        }
+    }
+    train::TrainOptions options;
+    options.steps = 2;
+    options.backend = "cuda";
+    const auto queued = [&](const char* graph) {
+        train::Trainer trainer(small_plan("deepseek3", 1, {{"cuda_graph", graph}}), options);
+        trainer.step(made_up_tokens(61));
+        return trainer.queued_step();
+    };
+    const device::QueuedStep whole = queued("full"), attention = queued("attn"), all = queued("partial");
+    CHECK(whole.records == 1);
+    CHECK(attention.records > 4); // each layer forward and backward
+    CHECK(attention.nodes > 2 * attention.records);
+    CHECK(attention.nodes < all.nodes);
+    CHECK(all.nodes < whole.nodes);
+    CHECK(all.fills == 0);
+    CHECK(all.host_copies == 0);
+    CHECK(all.host_seconds > 0.0);
+}
+
 TEST_CASE("cuda: the last step is recorded op by op") {
-    for (const char* graph : {"none", "full"}) {
+    for (const char* graph : {"none", "full", "partial"}) {
         const plan::Plan plan = small_plan("deepseek3", 1, {{"cuda_graph", graph}});
         train::TrainOptions options;
         options.steps = 3;
@@ -376,7 +422,7 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
     };
     refused(small_plan(small_model("qwen3", {}), 128, {{"dp", "128"}}, {16, 128}),
             "128 ranks on this machine, but it has ");
-    refused(small_plan("qwen3", 1, {{"cuda_graph", "partial"}}), "cuda_graph = partial is not supported");
+    refused(small_plan("qwen3", 1, {{"cuda_graph", "attn+full"}}), "cuda_graph = attn+full: full holds every scope");
 }
 
 int main(int argc, char** argv) {

@@ -1,8 +1,9 @@
-// The loss of computing to gathers and reductions of data parallelism beside it.
+// The loss of computing to gathers and reductions of data parallelism, and to copies with the host, beside it.
 #include "planner/model/families/load_model.hpp"
 #include "simulator/replay/contention.hpp"
 
 #include "planner/lower/lower.hpp"
+#include "planner/program/communicators.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
@@ -34,10 +35,23 @@ moe::plan::Plan data_parallel(int gpus, double lost) {
     return plan;
 }
 
-double lost_to_collectives(const moe::plan::Plan& plan) {
+moe::cost::ContentionPrice contention_of(const moe::plan::Plan& plan) {
     const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     const moe::cost::Machine machine(*plan.hardware);
-    return moe::cost::CostModel(plan, stack, machine).contention_price().to_collectives;
+    return moe::cost::CostModel(plan, stack, machine).contention_price();
+}
+double lost_to_collectives(const moe::plan::Plan& plan) { return contention_of(plan).to_collectives; }
+
+// One GPU that offloads what attention saves.
+moe::plan::Plan offloading() {
+    moe::plan::Plan plan = data_parallel(1, 0.0);
+    moe::model::Model model = *plan.model;
+    model.layers.resize(4);
+    plan.model = std::make_shared<const moe::model::Model>(model);
+    plan.mbs = 2;
+    plan.gbs = 8;
+    plan.offload = moe::plan::offload::from_string("attn_norm+qkv_linear+core_attn+attn_proj");
+    return plan;
 }
 
 } // namespace
@@ -126,4 +140,69 @@ TEST_CASE("what gathers and reductions take is what was measured among GPUs of a
     CHECK(lost_to_collectives(plan) == 0.0);
     plan.stack = "bridge-26.08"; // fitted to published steps, which hold it
     CHECK(lost_to_collectives(plan) == 0.0);
+}
+
+TEST_CASE("beside copies to the host and back by kernels products of experts leave them what the rest loses") {
+    const moe::plan::Plan plan = offloading();
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    const moe::replay::Simulation played = moe::replay::simulate(plan, stack);
+    const moe::program::Program program = moe::lower::lower(plan, 0);
+    const moe::cost::Machine machine(*plan.hardware);
+    const moe::cost::ProgramCosts costs = moe::cost::price(moe::cost::CostModel(plan, stack, machine), program);
+    const double lost = contention_of(plan).to_copies;
+    CHECK(lost == nearly(2.0 / 132));
+    std::vector<const moe::program::TimelineRow*> copies;
+    for (const moe::program::TimelineRow& row : played.timeline.rows)
+        if (moe::program::copies_with_host(row.kind)) copies.push_back(&row);
+    REQUIRE(copies.size() == 2 * 4 * 4 * 4); // out and back, of four tensors, layers and micro-batches
+    int products = 0, others = 0;
+    for (const moe::program::TimelineRow& row : played.timeline.rows) {
+        if (row.stream != moe::program::Stream::compute) continue;
+        double beside = 0.0;
+        for (const moe::program::TimelineRow* copy : copies)
+            if (std::pair(copy->slot, copy->op) < std::pair(row.slot, row.op)) // Those that come later are not known.
+                beside +=
+                    std::max(0.0, std::min(copy->end, row.end) - std::max(copy->end - copy->busy, row.end - row.busy));
+        const auto t = static_cast<std::size_t>(program.slots[static_cast<std::size_t>(row.slot)].index);
+        const double alone = costs[t][static_cast<std::size_t>(row.op)].device;
+        const bool product = row.kind == moe::program::OpKind::grouped_gemm;
+        CHECK(row.busy == nearly(alone + (product ? 0.0 : lost * beside)).epsilon(1e-9));
+        if (beside > 0.0) ++(product ? products : others);
+    }
+    CHECK(products > 10);
+    CHECK(others > 10);
+
+    // Products of experts are longer by the multiprocessors that they leave, and only where activations are copied.
+    const auto product_seconds = [&](const char* offload) {
+        moe::plan::Plan other = plan;
+        other.offload = moe::plan::offload::from_string(offload);
+        const moe::program::Program lowered = moe::lower::lower(other, 0);
+        const moe::cost::CostModel model(other, stack, machine);
+        double seconds = 0.0;
+        for (const moe::program::Op& op : lowered.templates[0].ops)
+            if (op.kind == moe::program::OpKind::grouped_gemm) seconds += model(op, lowered).device;
+        CHECK(moe::program::reserved_sms_of(lowered, other.pp) == moe::program::reserved_sms_of(other));
+        return seconds;
+    };
+    CHECK(product_seconds("attn_norm") == nearly(132.0 / 130 * product_seconds("none")));
+    CHECK(product_seconds("optimizer") == nearly(product_seconds("none")));
+
+    // Steps that are not captured copy by the copy engine.
+    moe::plan::Plan queued = plan;
+    queued.cuda_graph = moe::plan::CudaGraph::none;
+    CHECK(contention_of(queued).to_copies == 0.0);
+    moe::plan::Plan published = plan;
+    published.stack = "bridge-26.08";
+    CHECK(contention_of(published).to_copies == 0.0);
+}
+
+TEST_CASE("fast and event-driven agree on what copies with the host take") {
+    moe::plan::Plan plan = offloading();
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    for (const char* offload : {"attn_norm", "attn_norm+qkv_linear+core_attn+attn_proj", "moe_act+optimizer"}) {
+        CAPTURE(offload);
+        plan.offload = moe::plan::offload::from_string(offload);
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.01));
+    }
 }

@@ -22,7 +22,7 @@ TEST_CASE("execute: a document with every field is tests/schemas/execute_on_gpus
     run.unigram_entropy = 3.25;
     run.predicted_step_seconds = 0.25;
     run.measured_step_seconds = 0.5;
-    run.queued = {700, 3, 5, 0.002, 1e-6, 2e-6};
+    run.queued = {1, 700, 3, 5, 0.002, 1e-6, 2e-6};
     run.draw = {4.0, 650.0, 700.0, 1.75e9, 1.98e9};
     run.joined.communicators = 2;
     run.joined.bytes = 2e9;
