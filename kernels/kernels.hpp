@@ -107,9 +107,13 @@ struct Kernels {
     // keys[rows, top_k], as PickedKeys has them.
     void (*pick_keys)(const IndexShape& shape, Src q, Src k, Src w, std::int32_t* keys, void* stream);
     // Gradients of IndexLossShape's loss: dindex_q, dindex_k and dw like index_q, index_k and w. [keys], unless
-    // all_keys. work: shape.work() floats.
+    // all_keys. work: shape.work() floats. +[loss[1]], which with [p[rows, shape.width()]] is a part's, see there; p is
+    // 0 behind the keys of a query.
     void (*pick_keys_grad)(const IndexLossShape& shape, Src q, Src k, Src index_q, Src index_k, Src w,
-                           const std::int32_t* keys, Dst dindex_q, Dst dindex_k, Dst dw, float* work, void* stream);
+                           const std::int32_t* keys, Dst dindex_q, Dst dindex_k, Dst dw, float* work, float* loss,
+                           float* p, void* stream);
+    // +s[1]: factor * sum over x[n] of x log x, which is 0 where x is.
+    void (*xlogx)(const float* x, double factor, float* s, std::int64_t n, void* stream);
     // o[rows, heads * v_dim]
     void (*attention_picked)(const LatentShape& shape, Src q, Src k, const std::int32_t* keys, Dst o, float* lse,
                              void* stream);

@@ -56,7 +56,9 @@ struct LatentShape {
 
 // factor * sum over queries of KL(p, softmax(scores)): p is the sum over heads of what attention's softmax gives over
 // the same keys, divided by all_heads. Those keys are the picked ones or, with all_keys, all that the query sees. Where
-// `heads` are a part of all_heads, the gradient is that part of the whole one, which the parts add up to.
+// `heads` are a part of all_heads, p is that part of the whole one, and so is the gradient: the parts add up. The loss
+// itself needs the whole p: a part has -factor * sum of p log softmax(scores) and leaves its p behind. The kernel xlogx
+// adds the rest, from the sum of p over the parts.
 struct IndexLossShape {
     IndexShape index;
     LatentShape core;
@@ -64,10 +66,10 @@ struct IndexLossShape {
     bool all_keys = false;
     double factor = 1.0;
 
-    // Keys that a query may have.
+    // Columns of p: keys that a query may have.
     std::int64_t width() const { return all_keys ? index.keys.seq_k : index.keys.top_k; }
     // Floats of the memory that a call may use.
-    std::int64_t work() const { return index.keys.rows() * (std::max<std::int64_t>(core.heads, width()) + 1); }
+    std::int64_t work() const { return index.keys.rows() * (std::max<std::int64_t>(core.heads, width()) + 2); }
 };
 
 } // namespace moe

@@ -34,7 +34,12 @@ void pick_keys_grad(const OpContext& c) {
     shape.all_keys = a.index.all_keys;
     shape.factor = a.index.factor;
     c.kernels.pick_keys_grad(shape, src(c, 0), src(c, 1), src(c, 2), src(c, 3), src(c, 4), ints(c, 5), dst(c, 0),
-                             dst(c, 1), dst(c, 2), floats_out(c, 3), c.stream);
+                             dst(c, 1), dst(c, 2), floats_out(c, 3), floats_out(c, 4), floats_out(c, 5), c.stream);
+}
+
+void xlogx(const OpContext& c) {
+    c.kernels.xlogx(floats(c, 0), std::get<program::ScaleAttr>(c.op.attr).factor, floats_out(c, 0),
+                    c.input(0).elements(), c.stream);
 }
 
 void cache_rows(const OpContext& c) {
@@ -72,6 +77,7 @@ void add_sparse_kernels(Backend& backend) {
     };
     set(program::OpKind::pick_keys, pick_keys);
     set(program::OpKind::pick_keys_grad, pick_keys_grad);
+    set(program::OpKind::xlogx, xlogx);
     set(program::OpKind::cache_rows, cache_rows);
     set(program::OpKind::latent_rope, latent_rope);
     set(program::OpKind::latent_rope_grad, latent_rope_grad);

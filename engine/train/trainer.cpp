@@ -272,6 +272,7 @@ StepResult Trainer::step(const SampleSource& source) {
         result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers(too_many > 0.0);
+    result.indexers = read_indexers();
     return result;
 }
 

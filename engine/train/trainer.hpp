@@ -98,6 +98,13 @@ struct RouterStep {
     double load_entropy() const;
 };
 
+// The loss of a layer's indexer in a step, over the whole global batch: its coefficient times the mean over tokens of
+// the divergence between what the heads of attention see together and the indexer's softmax.
+struct IndexerStep {
+    int layer = 0; // as RouterStep's
+    double loss = 0.0;
+};
+
 // What attention's logits were in a step, over the whole global batch and all heads, and what QK-clip did about it.
 struct LogitStep {
     double largest = 0.0; // softmax' scale included
@@ -119,8 +126,9 @@ struct StepResult {
     // Steps of the routers, by layer, at process 0. Programs of our stack count loads where they run; of others, loads
     // that no loss or bias needs are known on the CPU in one process alone.
     std::vector<RouterStep> routers;
-    std::optional<LogitStep> logits = {}; // with options.qk_clip
-    double aux_loss() const;              // sum over layers of the routers' losses, auxiliary and z
+    std::vector<IndexerStep> indexers = {}; // by layer, at process 0, where the plan trains indexers
+    std::optional<LogitStep> logits = {};   // with options.qk_clip
+    double aux_loss() const;                // sum over layers of the routers' losses, auxiliary and z
 };
 
 // The loss of weights as they are over samples that they are not trained on.
@@ -313,6 +321,8 @@ private:
     bool counts_load() const; // the Programs do
     std::vector<RouterStep> read_routers(bool again);
     std::vector<double> read_bias(int layer, std::size_t experts) const;
+    std::vector<IndexerStep> read_indexers() const;
+    bool any_indexer() const;
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     const run::Executor& executor_of_step(const Rank& rank, bool again) const;
     std::vector<std::vector<float>> largest_logits(bool again) const;

@@ -1,6 +1,7 @@
-// The work of the routers in a step: tokens by expert, losses and loads, brought together from all stages and
-// processes.
+// What layers leave of a step: tokens by expert, losses and loads of routers, losses of indexers, brought together from
+// all stages and processes.
 #include "engine/train/trainer_processes.hpp"
+#include "planner/model/model.hpp"
 
 #include <fmt/format.h>
 
@@ -12,6 +13,15 @@
 namespace moe::train {
 
 namespace {
+
+// What a rank of the trainer has in its Program's layer_sums. One read for all of it, as each waits for the device.
+template <class Rank>
+std::vector<float> layer_sums_of(const Rank& rank, const program::Program& program) {
+    const program::Tensor& all = program.tensors[static_cast<std::size_t>(program.io.layer_sums)];
+    std::vector<float> sums(static_cast<std::size_t>(all.elements()));
+    rank.device->read(sums.data(), rank.arena->at(program.io.layer_sums), sums.size() * sizeof(float));
+    return sums;
+}
 
 // Adds counts to those of a global layer.
 void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, std::span<const std::int64_t> tokens) {
@@ -122,13 +132,10 @@ void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
         }
 }
 
-// Sums in one read, as each waits for the device.
 void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
     const program::Program& program = program_of(rank);
-    if (program.io.router_sums == program::no_tensor) return;
-    std::vector<float> sums(
-        static_cast<std::size_t>(program.tensors[static_cast<std::size_t>(program.io.router_sums)].elements()));
-    rank.device->read(sums.data(), rank.arena->at(program.io.router_sums), sums.size() * sizeof(float));
+    if (program.io.routers.empty()) return;
+    const std::vector<float> sums = layer_sums_of(rank, program);
     const auto part = [&](program::TensorId id) {
         const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
         const auto first = sums.begin() + tensor.offset;
@@ -144,6 +151,39 @@ void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& step
         if (io.score_load != program::no_tensor) last_load_[io.layer] = part(io.score_load);
         if (io.bias != program::no_tensor) step.bias = read_bias(io.layer, load.size());
     }
+}
+
+// Every rank of a pipeline stage holds the same sums, as of routers.
+std::vector<IndexerStep> Trainer::read_indexers() const {
+    if (plan_.indexer.loss == 0.0) return {};
+    std::map<int, double> losses;
+    for (int stage = 0; stage < plan_.pp; ++stage) {
+        const auto speaker =
+            std::find_if(ranks_.begin(), ranks_.end(), [stage](const Rank& r) { return r.stage == stage; });
+        if (speaker == ranks_.end()) continue;
+        const program::Program& program = program_of(*speaker);
+        if (program.io.indexers.empty()) continue;
+        const std::vector<float> sums = layer_sums_of(*speaker, program);
+        for (const program::IndexerIo& io : program.io.indexers) {
+            const std::int64_t at = program.tensors[static_cast<std::size_t>(io.loss)].offset;
+            losses[io.layer] = static_cast<double>(sums[static_cast<std::size_t>(at)]);
+        }
+    }
+    if (transport() != nullptr && any_indexer()) {
+        std::vector<double> flat; // layers, each before its loss
+        for (const auto& [layer, loss] : losses) flat.insert(flat.end(), {static_cast<double>(layer), loss});
+        for (const std::vector<double>& part : gathered(flat))
+            for (std::size_t at = 0; at + 1 < part.size(); at += 2) losses[static_cast<int>(part[at])] = part[at + 1];
+    }
+    std::vector<IndexerStep> list;
+    for (const auto& [layer, loss] : losses) list.push_back({layer, loss});
+    return list;
+}
+
+// Whether any process may have one: all of them ask the model alike.
+bool Trainer::any_indexer() const {
+    return std::any_of(plan_.model->kinds.begin(), plan_.model->kinds.end(),
+                       [](const model::LayerKind& kind) { return kind.attention.indexes(); });
 }
 
 // The biases that ranks of this process hold, as they are behind the step; NaN for others.

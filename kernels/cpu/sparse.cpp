@@ -185,14 +185,36 @@ void attention_picked_grad(const LatentShape& s, Src dout, Src q, Src k, Src o, 
     }
 }
 
+double sum_of_xlogx(const float* x, std::int64_t n) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < n; ++i)
+        if (x[i] > 0.0f) sum += static_cast<double>(x[i]) * std::log(static_cast<double>(x[i]));
+    return sum;
+}
+
+void xlogx(const float* x, double factor, float* s, std::int64_t n, void*) {
+    *s += static_cast<float>(factor * sum_of_xlogx(x, n));
+}
+
+// -sum of p log softmax(scores).
+double cross_entropy_of(const Vector& p, const Vector& scores) {
+    const float most = scores.maxCoeff();
+    const float log_sum = most + std::log((scores.array() - most).exp().sum());
+    double sum = 0.0;
+    for (Eigen::Index j = 0; j < p.size(); ++j)
+        sum += static_cast<double>(p[j]) * static_cast<double>(log_sum - scores[j]);
+    return sum;
+}
+
 void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src index_k, Src w, const std::int32_t* keys,
-                    Dst dindex_q, Dst dindex_k, Dst dw, float*, void*) {
+                    Dst dindex_q, Dst dindex_k, Dst dw, float*, float* loss, float* shares, void*) {
     const PickedKeys& z = s.index.keys;
     const std::int64_t heads = s.index.heads, dim = s.index.dim;
     Matrix key, index_key, p, chosen(1, 1), dproducts, dquery, dkey;
     Scores of;
-    Vector dscores, dweights;
+    Vector target, dscores, dweights;
     float* const sums = scratch(Slot::c, z.seq_k * dim);
+    double sum = 0.0; // over queries
     for (std::int64_t b = 0; b < z.batch; ++b) {
         const In all = read_keys(z, b, k, s.core.qk_dim, Slot::a);
         const In all_index = read_keys(z, b, index_k, dim, Slot::f);
@@ -212,8 +234,15 @@ void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src inde
             chosen = of.scores.transpose();
             softmax(chosen, nullptr, 0);
             const float share = 1.0f / static_cast<float>(s.all_heads);
-            dscores =
-                (chosen.row(0) * (static_cast<float>(s.core.heads) * share) - p.colwise().sum() * share).transpose();
+            target = p.colwise().sum().transpose() * share;
+            if (loss != nullptr) sum += cross_entropy_of(target, of.scores);
+            if (shares != nullptr) {
+                std::copy_n(target.data(), target.size(), shares + row * s.width());
+                std::fill_n(shares + row * s.width() + target.size(), s.width() - target.size(), 0.0f);
+            } else if (loss != nullptr) {
+                sum += sum_of_xlogx(target.data(), target.size());
+            }
+            dscores = chosen.row(0).transpose() * (static_cast<float>(s.core.heads) * share) - target;
             dscores *= static_cast<float>(s.factor * s.index.scale);
             dweights.noalias() = of.products * dscores;
             store(dw, row * heads, heads, dweights.data());
@@ -226,6 +255,7 @@ void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src inde
         }
         write_keys(z, b, sums, dim, dindex_k);
     }
+    if (loss != nullptr) *loss += static_cast<float>(s.factor * sum);
 }
 
 void cache_rows(Src x, const std::int32_t* positions, Dst cache, std::int64_t rows, std::int64_t cols, void*) {
@@ -237,6 +267,7 @@ void cache_rows(Src x, const std::int32_t* positions, Dst cache, std::int64_t ro
 void add_sparse(Kernels& table) {
     table.pick_keys = pick_keys;
     table.pick_keys_grad = pick_keys_grad;
+    table.xlogx = xlogx;
     table.attention_picked = attention_picked;
     table.attention_picked_grad = attention_picked_grad;
     table.cache_rows = cache_rows;

@@ -1,25 +1,30 @@
-// The gradient of an indexer's loss: the softmaxes' sums of every query, then queries and weights by rows, then keys by
-// a block of each, whose warps take turns with the queries that have picked it.
+// An indexer's loss and its gradient: the softmaxes' sums of every query, then queries and weights by rows, then keys
+// by a block of each, whose warps take turns with the queries that have picked it.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/sparse.cuh"
 #include "kernels/cuda/sparse.hpp"
 
 namespace moe::cuda {
 namespace {
 
-constexpr int threads = 256, warps = threads / warp_size, tile = 32, widest = 256;
+constexpr int threads = 256, warps = threads / warp_size, tile = 32, widest = 256, partial_blocks = 1024;
 
 struct Operands {
     IndexLossShape s;
     Src q, k, index_q, index_k, w;
     const std::int32_t* keys; // null: all that a query sees
     Dst dindex_q, dindex_k, dw;
-    float* lse; // [heads, rows] of attention, and [rows] of the indexer
+    float* lse; // [heads, rows] of attention, [rows] of the indexer, and [rows] with each query's part of the loss
+    float* p;
+    std::int64_t width; // of p
 };
 
-// The gradient of the score of a key, where a whole warp asks: what the heads of attention give it is taken from what
-// the indexer does.
-__device__ float score_gradient(const Operands& in, std::int64_t row, std::int64_t key_row, float score) {
+// What a key has of a query, where a whole warp asks: by the heads of attention, and the log of what the indexer gives.
+struct KeyShare {
+    float p, log_chosen;
+};
+__device__ KeyShare key_share(const Operands& in, std::int64_t row, std::int64_t key_row, float score) {
     const LatentShape& core = in.s.core;
     const std::int64_t rows = KeyPlaces{core.keys}.rows();
     float p = 0.0f;
@@ -28,9 +33,13 @@ __device__ float score_gradient(const Operands& in, std::int64_t row, std::int64
                                                                       key_row * core.qk_dim, core.qk_dim);
         p += expf(logit - in.lse[h * rows + row]);
     }
-    const float share = 1.0f / static_cast<float>(in.s.all_heads);
-    const float chosen = expf(score - in.lse[core.heads * rows + row]) * static_cast<float>(core.heads);
-    return static_cast<float>(in.s.factor * in.s.index.scale) * share * (chosen - p);
+    return {p / static_cast<float>(in.s.all_heads), score - in.lse[core.heads * rows + row]};
+}
+
+// The gradient of the key's score: what the heads give it is taken from what the indexer does.
+__device__ float score_gradient(const IndexLossShape& s, const KeyShare& key) {
+    const float part = static_cast<float>(s.core.heads) / static_cast<float>(s.all_heads);
+    return static_cast<float>(s.factor * s.index.scale) * (part * expf(key.log_chosen) - key.p);
 }
 
 __device__ void take_query(const Operands& in, std::int64_t row, float* query, float* weights) {
@@ -85,6 +94,8 @@ __global__ void __launch_bounds__(threads) row_grad_kernel(Operands in) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size, width = s.heads * s.dim;
     float *const weights = query + width, *const dquery = weights + s.heads, *const dweights = dquery + width,
                  *const products = dweights + s.heads, *const dscores = products + tile * s.heads;
+    __shared__ float parts[warps]; // of the loss
+    float loss = 0.0f;
     for (int i = thread; i < width + s.heads; i += threads) dquery[i] = 0.0f; // and the weights' behind
     take_query(in, row, query, weights);
     const KeyList list(z, in.keys, row);
@@ -101,8 +112,14 @@ __global__ void __launch_bounds__(threads) row_grad_kernel(Operands in) {
                 score += weights[h] * product;
                 if (lane == 0) products[h * tile + j] = product;
             }
-            const float d = score_gradient(in, row, key_row, static_cast<float>(s.scale) * score);
-            if (lane == 0) dscores[j] = d;
+            const KeyShare key = key_share(in, row, key_row, static_cast<float>(s.scale) * score);
+            if (lane != 0) continue;
+            dscores[j] = score_gradient(in.s, key);
+            loss -= key.p * key.log_chosen;
+            if (in.p != nullptr)
+                in.p[row * in.width + base + j] = key.p;
+            else if (key.p > 0.0f)
+                loss += key.p * logf(key.p);
         }
         __syncthreads();
         for (int i = thread; i < width; i += threads) {
@@ -119,6 +136,49 @@ __global__ void __launch_bounds__(threads) row_grad_kernel(Operands in) {
     }
     for (int i = thread; i < width; i += threads) store(in.dindex_q, row * width + i, dquery[i]);
     for (int h = thread; h < s.heads; h += threads) store(in.dw, row * s.heads + h, dweights[h]);
+    if (in.p != nullptr)
+        for (std::int64_t j = list.count + thread; j < in.width; j += threads) in.p[row * in.width + j] = 0.0f;
+    if (lane == 0) parts[thread / warp_size] = loss;
+    __syncthreads();
+    if (thread != 0) return;
+    float sum = 0.0f;
+    for (const float part : parts) sum += part;
+    in.lse[(in.s.core.heads + 1) * z.rows() + row] = sum;
+}
+
+// Adds the queries' parts of the loss in an order that is always the same.
+__global__ void __launch_bounds__(threads)
+    loss_kernel(const float* by_query, std::int64_t rows, double factor, float* loss) {
+    double sum = 0.0;
+    for (std::int64_t row = threadIdx.x; row < rows; row += threads) sum += by_query[row];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *loss += static_cast<float>(factor * sum);
+}
+
+// A thread's terms are added in FP32, those of threads and blocks in double: partial[block].
+__global__ void __launch_bounds__(threads) xlogx_kernel(const float* x, std::int64_t n, double* partial) {
+    float sum = 0.0f;
+    for (std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x; i < n;
+         i += std::int64_t{gridDim.x} * threads)
+        if (x[i] > 0.0f) sum += x[i] * logf(x[i]);
+    const double all = block_sum(static_cast<double>(sum));
+    if (threadIdx.x == 0) partial[blockIdx.x] = all;
+}
+
+__global__ void __launch_bounds__(partial_blocks)
+    add_partial_kernel(const double* partial, int blocks, double factor, float* s) {
+    const double sum = block_sum(static_cast<int>(threadIdx.x) < blocks ? partial[threadIdx.x] : 0.0);
+    if (threadIdx.x == 0) *s += static_cast<float>(factor * sum);
+}
+
+void xlogx(const float* x, double factor, float* s, std::int64_t n, void* stream) {
+    if (n <= 0) return;
+    auto* partial = reinterpret_cast<double*>(scratch_of(stream_of(stream)));
+    const unsigned blocks = blocks_for(n, threads * 16, partial_blocks);
+    xlogx_kernel<<<blocks, threads, 0, stream_of(stream)>>>(x, n, partial);
+    CUDA_CHECK(cudaGetLastError());
+    add_partial_kernel<<<1, partial_blocks, 0, stream_of(stream)>>>(partial, static_cast<int>(blocks), factor, s);
+    CUDA_CHECK(cudaGetLastError());
 }
 
 __global__ void __launch_bounds__(threads) key_grad_kernel(Operands in) {
@@ -138,7 +198,7 @@ __global__ void __launch_bounds__(threads) key_grad_kernel(Operands in) {
         };
         float score = 0.0f;
         for (int h = 0; h < s.heads; ++h) score += load(in.w, row * s.heads + h) * fmaxf(product(h), 0.0f);
-        const float d = score_gradient(in, row, key_row, static_cast<float>(s.scale) * score);
+        const float d = score_gradient(in.s, key_share(in, row, key_row, static_cast<float>(s.scale) * score));
         for (int h = 0; h < s.heads; ++h) {
             if (!(product(h) > 0.0f)) continue;
             const float by = d * load(in.w, row * s.heads + h);
@@ -160,11 +220,12 @@ __global__ void __launch_bounds__(threads) key_grad_kernel(Operands in) {
 }
 
 void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src index_k, Src w, const std::int32_t* keys,
-                    Dst dindex_q, Dst dindex_k, Dst dw, float* work, void* stream) {
+                    Dst dindex_q, Dst dindex_k, Dst dw, float* work, float* loss, float* p, void* stream) {
     const PickedKeys& z = s.index.keys;
     if (z.rows() <= 0) return;
     require(s.index.dim <= widest, "the width of an indexer's head", s.index.dim, widest);
-    const Operands in{s, q, k, index_q, index_k, w, s.all_keys ? nullptr : keys, dindex_q, dindex_k, dw, work};
+    const Operands in{s,        q,        k,  index_q, index_k, w,        s.all_keys ? nullptr : keys,
+                      dindex_q, dindex_k, dw, work,    p,       s.width()};
     const unsigned rows = blocks_for(z.rows(), 1);
     const std::size_t sums = index_bytes(s.index), gradients = row_bytes(s.index);
     CUDA_CHECK(cudaFuncSetAttribute(sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sums)));
@@ -176,10 +237,20 @@ void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src inde
     CUDA_CHECK(cudaGetLastError());
     key_grad_kernel<<<blocks_for(z.batch * z.seq_k, 1), threads, 0, stream_of(stream)>>>(in);
     CUDA_CHECK(cudaGetLastError());
+    if (loss == nullptr) return;
+    add_losses(work + (s.core.heads + 1) * z.rows(), z.rows(), s.factor, loss, stream_of(stream));
 }
 
 } // namespace
 
-void add_sparse_loss(Kernels& table) { table.pick_keys_grad = pick_keys_grad; }
+void add_losses(const float* by_query, std::int64_t rows, double factor, float* loss, cudaStream_t stream) {
+    loss_kernel<<<1, threads, 0, stream>>>(by_query, rows, factor, loss);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+void add_sparse_loss(Kernels& table) {
+    table.pick_keys_grad = pick_keys_grad;
+    table.xlogx = xlogx;
+}
 
 } // namespace moe::cuda

@@ -1,11 +1,10 @@
-// The gradient of an indexer's loss on Hopper's tensor cores: what the heads of attention give every key, then queries
-// and weights by rows, then keys by tiles of positions.
+// An indexer's loss and its gradient on Hopper: with what the heads of attention give every key (sparse_shares.cu),
+// queries and weights by rows, then keys by tiles of positions.
 //
-// The shares of keys are made like attention's weights, once for the logs of the sums and once more under them, and
-// summed over a row's heads; they and then the gradients of scores lie in the call's memory, a number for each key of a
-// row. The indexer's own products are small and run on warps.
+// The shares of keys and then the gradients of scores lie in the call's memory, a number for each key of a row. The
+// indexer's own products are small and run on warps.
 //
-// Floor: 4 qk_dim FLOPs for every head of a row and key, and 12 dim for every head of the indexer.
+// Floor: 10 dim FLOPs for every head of the indexer and key.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/sparse.hpp"
 #include "kernels/cuda/sparse_index.cuh"
@@ -16,202 +15,15 @@ namespace {
 
 struct Operands {
     IndexLossShape s;
-    const __nv_bfloat16 *q, *k, *index_q, *index_k;
+    const __nv_bfloat16 *index_q, *index_k;
     Src w;
     const std::int32_t* keys; // null: all that a query sees
     __nv_bfloat16 *dindex_q, *dindex_k;
     Dst dw;
-    float* work; // [rows, width]: shares, then gradients of scores
+    float* work; // [rows, width]: shares, then gradients of scores; behind them [rows]: parts of the loss
+    float* p;
     std::int64_t width;
 };
-
-namespace shares {
-
-using namespace sparse_tensor;
-
-template <int tile>
-struct LayoutOf {
-    static constexpr int query_bytes = sparse_tensor::tile_bytes(tile, wide), best_at = query_bytes * (1 + stages),
-                         parts_at = best_at + consumers * 2 * tile * 4,
-                         barriers_at = parts_at + 2 * consumers * 4 * 32 * 4,
-                         shared_bytes = alignment + barriers_at + 64;
-    unsigned start;
-
-    __device__ explicit LayoutOf(const void* memory)
-        : start((ptx::shared_address(memory) + alignment - 1) / alignment * alignment) {}
-    __device__ unsigned queries() const { return start; }
-    __device__ unsigned keys(int stage) const { return start + query_bytes * (1 + stage); }
-    // A maximum and a sum of each warpgroup for each row.
-    __device__ unsigned best(int warpgroup, int which, int row) const {
-        return start + best_at + ((warpgroup * 2 + which) * tile + row) * 4;
-    }
-    // What each warp's heads give a warpgroup's keys.
-    __device__ unsigned part(int turn, int warpgroup, int warp, int key) const {
-        return start + parts_at + (((turn * consumers + warpgroup) * 4 + warp) * 32 + key) * 4;
-    }
-    __device__ unsigned queries_full() const { return start + barriers_at; }
-    __device__ unsigned queries_empty() const { return start + barriers_at + 8; }
-    __device__ unsigned full(int stage) const { return start + barriers_at + 8 * (2 + stage); }
-    __device__ unsigned empty(int stage) const { return start + barriers_at + 8 * (2 + stages + stage); }
-};
-using Layout = LayoutOf<tile>;
-
-enum Meeting : int { sums_known = 1, parts_there }; // and one more for the second warpgroup
-
-template <class L>
-__device__ void produce(const Operands& in, const L& at, const KeyPlaces& z, const KeyList& list, std::int64_t row,
-                        int tiles) {
-    const LatentShape& s = in.s.core;
-    const int thread = static_cast<int>(threadIdx.x) % 128, turn = thread / loaders;
-    int use = 0;
-    for (int head = 0, round = 0; head < s.heads; head += tile, ++round) {
-        ptx::wait(at.queries_empty(), static_cast<unsigned>(round % 2) ^ 1);
-        copy_rows<tile, wide, 128>(at.queries(), thread, in.q + (row * s.heads + head) * wide,
-                                   min(tile, s.heads - head));
-        announce(at.queries_full());
-        for (int item = 0; item < 2 * tiles; ++item, ++use) {
-            if (stage_of(use) != turn) continue;
-            TileRows<tile, loaders> keys;
-            keys.find(thread % loaders,
-                      [&](int i) { return row_of_key(z, list, std::int64_t{item % tiles} * tile + i); });
-            ptx::wait(at.empty(turn), parity_of(use) ^ 1);
-            keys.template copy<wide>(at.keys(turn), thread % loaders, in.k);
-            announce(at.full(turn));
-        }
-    }
-}
-
-template <class L>
-__device__ void consume(const Operands& in, const L& at, const KeyList& list, std::int64_t row, int tiles,
-                        int warpgroup) {
-    constexpr int own_keys = tile / consumers;
-    const LatentShape& s = in.s.core;
-    const Place place;
-    const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % warp_size;
-    const float scale = static_cast<float>(s.scale) * log2_e;
-    float scores[own_keys / 2];
-    int use = 0;
-    const auto make_scores = [&](int t) {
-        const int stage = stage_of(use);
-        ptx::wait(at.full(stage), parity_of(use));
-        ptx::fence_products();
-        const unsigned keys = at.keys(stage) + warpgroup * own_keys * 128;
-#pragma unroll
-        for (int slice = 0; slice < wide / 16; ++slice)
-            ptx::multiply<false, false>(scores, along_columns<tile>(at.queries(), slice),
-                                        along_columns<tile>(keys, slice), slice);
-        ptx::commit_products();
-        ptx::wait_products<0>();
-        ptx::settle(scores);
-        if (lane == 0) ptx::arrive(at.empty(stage));
-        ++use;
-        const int left = static_cast<int>(list.count) - t * tile - warpgroup * own_keys - place.column;
-        if ((t + 1) * tile > list.count) {
-#pragma unroll
-            for (int i = 0; i < own_keys / 2; ++i)
-                if (i / 4 * 8 + i % 2 >= left) scores[i] = -INFINITY;
-        }
-    };
-    float* const own = in.work + row * in.width;
-    for (int head = 0, round = 0; head < s.heads; head += tile, ++round) {
-        ptx::wait(at.queries_full(), static_cast<unsigned>(round % 2));
-        float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, log[2];
-        for (int t = 0; t < tiles; ++t) {
-            make_scores(t);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) { // A lane's own columns only.
-                float best = most[h];
-#pragma unroll
-                for (int j = 0; j < own_keys / 8; ++j)
-                    best = fmaxf(best, fmaxf(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]) * scale);
-                const float base = best == -INFINITY ? 0.0f : best;
-                float added = 0.0f;
-#pragma unroll
-                for (int j = 0; j < own_keys / 8; ++j)
-                    added += exp2f(fmaf(scores[4 * j + 2 * h], scale, -base)) +
-                             exp2f(fmaf(scores[4 * j + 2 * h + 1], scale, -base));
-                sum[h] = sum[h] * exp2f(most[h] - base) + added;
-                most[h] = best;
-            }
-        }
-        const auto join = [](float& m, float& x, float other_m, float other_x) {
-            const float best = fmaxf(m, other_m), base = best == -INFINITY ? 0.0f : best;
-            x = x * exp2f(m - base) + other_x * exp2f(other_m - base);
-            m = best;
-        };
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int lanes = 1; lanes <= 2; lanes *= 2)
-                join(most[h], sum[h], __shfl_xor_sync(all_lanes, most[h], lanes),
-                     __shfl_xor_sync(all_lanes, sum[h], lanes));
-            if (place.column == 0) {
-                write_float(at.best(warpgroup, 0, place.row + 8 * h), most[h]);
-                write_float(at.best(warpgroup, 1, place.row + 8 * h), sum[h]);
-            }
-        }
-        ptx::await_warpgroup(sums_known);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int at_row = place.row + 8 * h;
-            join(most[h], sum[h], read_float(at.best(1 - warpgroup, 0, at_row)),
-                 read_float(at.best(1 - warpgroup, 1, at_row)));
-            log[h] = head + at_row < s.heads ? most[h] + log2f(sum[h]) : INFINITY;
-        }
-        for (int t = 0; t < tiles; ++t) {
-            make_scores(t);
-#pragma unroll
-            for (int j = 0; j < own_keys / 8; ++j) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float p = exp2f(fmaf(scores[4 * j + i], scale, -log[0])) +
-                              exp2f(fmaf(scores[4 * j + 2 + i], scale, -log[1]));
-#pragma unroll
-                    for (int lanes = 4; lanes < warp_size; lanes *= 2) p += __shfl_xor_sync(all_lanes, p, lanes);
-                    if (lane < 4)
-                        write_float(at.part(t % 2, warpgroup, thread / warp_size, 8 * j + place.column + i), p);
-                }
-            }
-            ptx::sync_warpgroup(parts_there + warpgroup);
-            const std::int64_t key = std::int64_t{t} * tile + warpgroup * own_keys + thread;
-            if (thread >= own_keys || key >= list.count) continue;
-            float p = head == 0 ? 0.0f : own[key];
-            for (int warp = 0; warp < 4; ++warp) p += read_float(at.part(t % 2, warpgroup, warp, thread));
-            own[key] = p;
-        }
-        __syncwarp();
-        if (lane == 0) ptx::arrive(at.queries_empty());
-    }
-}
-
-__global__ void __launch_bounds__(threads, 1) share_kernel(Operands in) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ unsigned char memory[];
-    const Layout at(memory);
-    const KeyPlaces z{in.s.index.keys};
-    const std::int64_t row = z.rows() - 1 - blockIdx.x;
-    const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 128), 0);
-    if (threadIdx.x == 0) {
-        ptx::init_barrier(at.queries_full(), 128);
-        ptx::init_barrier(at.queries_empty(), 4 * consumers);
-        for (int stage = 0; stage < stages; ++stage) {
-            ptx::init_barrier(at.full(stage), loaders);
-            ptx::init_barrier(at.empty(stage), 4 * consumers);
-        }
-        ptx::fence_barrier_init();
-    }
-    __syncthreads();
-    const KeyList list(z, in.keys, row);
-    const int tiles = static_cast<int>(ceil_div<std::int64_t>(list.count, tile));
-    if (tiles == 0) return;
-    if (warpgroup == 0)
-        produce(in, at, z, list, row, tiles);
-    else
-        consume(in, at, list, row, tiles, warpgroup - 1);
-#endif
-}
-
-} // namespace shares
 
 using namespace sparse_index;
 
@@ -317,13 +129,26 @@ __global__ void __launch_bounds__(threads) row_grad_kernel(Operands in) {
     for (int j = thread; j < count; j += threads) sum += expf(scores[j] - most);
     const float log_of_sum = most + logf(block_sum(sum));
     float* const own = in.work + row * in.width;
-    const float by = static_cast<float>(in.s.factor * s.scale) / static_cast<float>(in.s.all_heads);
+    const auto factor = static_cast<float>(in.s.factor * s.scale);
+    const float part = static_cast<float>(in.s.core.heads) / static_cast<float>(in.s.all_heads);
+    float loss = 0.0f;
     for (int j = thread; j < tiles * tile; j += threads) {
-        const float chosen = expf(scores[j] - log_of_sum) * static_cast<float>(in.s.core.heads);
-        const float d = j < count ? by * (chosen - own[j]) : 0.0f;
-        scores[j] = d;
-        if (j < count) own[j] = d;
+        if (j >= count) {
+            scores[j] = 0.0f;
+            continue;
+        }
+        const float p = own[j] / static_cast<float>(in.s.all_heads), log_chosen = scores[j] - log_of_sum;
+        loss -= p * log_chosen;
+        if (in.p != nullptr)
+            in.p[row * in.width + j] = p;
+        else if (p > 0.0f)
+            loss += p * logf(p);
+        scores[j] = own[j] = factor * (part * expf(log_chosen) - p);
     }
+    if (in.p != nullptr)
+        for (std::int64_t j = count + thread; j < in.width; j += threads) in.p[row * in.width + j] = 0.0f;
+    loss = block_sum(loss);
+    if (thread == 0) in.work[z.rows() * in.width + row] = loss;
     Adding dquery;
     float dweight[2] = {};
     for (int t = 0; t < tiles; ++t) {
@@ -500,15 +325,13 @@ bool takes_loss(const IndexLossShape& s, std::initializer_list<Src> operands, Sr
 decltype(Kernels::pick_keys_grad) plain = nullptr; // what the table held before
 
 void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src index_k, Src w, const std::int32_t* keys,
-                    Dst dindex_q, Dst dindex_k, Dst dw, float* work, void* stream) {
+                    Dst dindex_q, Dst dindex_k, Dst dw, float* work, float* loss, float* p, void* stream) {
     if (!takes_loss(s, {q, k, index_q, index_k}, {dindex_q.data, dindex_q.type}, {dindex_k.data, dindex_k.type}))
-        return plain(s, q, k, index_q, index_k, w, keys, dindex_q, dindex_k, dw, work, stream);
+        return plain(s, q, k, index_q, index_k, w, keys, dindex_q, dindex_k, dw, work, loss, p, stream);
     const PickedKeys& z = s.index.keys;
     if (z.rows() <= 0) return;
     const auto bf16 = [](Src x) { return static_cast<const __nv_bfloat16*>(x.data); };
     const Operands in{s,
-                      bf16(q),
-                      bf16(k),
                       bf16(index_q),
                       bf16(index_k),
                       w,
@@ -517,12 +340,10 @@ void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src inde
                       static_cast<__nv_bfloat16*>(dindex_k.data),
                       dw,
                       work,
+                      p,
                       s.width()};
     const unsigned rows = blocks_for(z.rows(), 1);
-    CUDA_CHECK(cudaFuncSetAttribute(shares::share_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    shares::Layout::shared_bytes));
-    shares::share_kernel<<<rows, sparse_tensor::threads, shares::Layout::shared_bytes, stream_of(stream)>>>(in);
-    CUDA_CHECK(cudaGetLastError());
+    find_shares(s, q, k, keys, work, stream_of(stream));
 
     const int bytes = static_cast<int>(row_bytes_of(s));
     CUDA_CHECK(cudaFuncSetAttribute(row_grad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -540,6 +361,7 @@ void pick_keys_grad(const IndexLossShape& s, Src q, Src k, Src index_q, Src inde
     config.attrs = &cluster;
     config.numAttrs = 1;
     CUDA_CHECK(cudaLaunchKernelEx(&config, key_grad_kernel, in));
+    if (loss != nullptr) add_losses(work + z.rows() * s.width(), z.rows(), s.factor, loss, stream_of(stream));
 }
 
 } // namespace

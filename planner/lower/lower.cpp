@@ -76,23 +76,24 @@ void add_io(program::Program& program, const plan::Plan& plan) {
     io.hyper = emit::add_flat(program, "hyper", program::Dtype::f32, program::Storage::scalar, 9);
 }
 
-// MoE layers of a chunk by their global index, those of MTP behind the model's.
-std::vector<std::pair<int, int>> expert_layers(const plan::Plan& plan, const ChunkSpec& spec) {
-    std::vector<std::pair<int, int>> list; // (layer, experts)
+// Layers of a chunk by their global index, those of MTP behind the model's.
+std::vector<std::pair<int, const model::LayerKind*>> layers_of(const plan::Plan& plan, const ChunkSpec& spec) {
+    std::vector<std::pair<int, const model::LayerKind*>> list;
     const auto add = [&](int layer, int kind) {
-        if (const std::optional<model::Moe>& moe = plan.model->kinds[static_cast<std::size_t>(kind)].moe)
-            list.emplace_back(layer, moe->experts);
+        list.emplace_back(layer, &plan.model->kinds[static_cast<std::size_t>(kind)]);
     };
     for (const auto& [layer, kind] : spec.layers) add(layer, kind);
     for (std::size_t i = 0; i < spec.mtp.size(); ++i) add(static_cast<int>(plan.model->layers.size() + i), spec.mtp[i]);
     return list;
 }
 
-// Loads and losses of all routers of a rank, views of one tensor that is summed over the ranks at once.
-void add_routers(program::Program& program, const plan::Plan& plan, const std::vector<ChunkSpec>& specs) {
+// Loads and losses of all routers of a rank, and losses of its indexers: views of one tensor that is summed over the
+// ranks at once. Other stacks count what their software needs, ours whatever a run reports.
+void add_layer_sums(program::Program& program, const plan::Plan& plan, const std::vector<ChunkSpec>& specs) {
     const plan::RouterTraining& r = plan.router;
-    if (!r.counts_load() && !plan::stack_traits(plan).counts_load) return;
-    const bool global = r.aux_loss > 0.0 && r.load_balancing == plan::LoadBalancing::global;
+    const bool reports = plan::stack_traits(plan).counts_load, routers = r.counts_load() || reports;
+    const bool indexers = reports && plan.indexer.loss > 0.0,
+               global = r.aux_loss > 0.0 && r.load_balancing == plan::LoadBalancing::global;
     std::int64_t elements = 0;
     std::vector<std::pair<program::TensorId, std::int64_t>> views;
     const auto view = [&](const char* name, int layer, std::int64_t rows) {
@@ -103,7 +104,11 @@ void add_routers(program::Program& program, const plan::Plan& plan, const std::v
         return id;
     };
     for (const ChunkSpec& spec : specs)
-        for (const auto& [layer, experts] : expert_layers(plan, spec)) {
+        for (const auto& [layer, kind] : layers_of(plan, spec)) {
+            if (indexers && kind->attention.indexes())
+                program.io.indexers.push_back({layer, view("indexer_loss", layer, 1)});
+            if (!routers || !kind->moe) continue;
+            const int experts = kind->moe->experts;
             program::RouterIo io;
             io.layer = layer;
             io.experts = experts;
@@ -118,10 +123,10 @@ void add_routers(program::Program& program, const plan::Plan& plan, const std::v
             program.io.routers.push_back(io);
         }
     if (elements == 0) return;
-    program.io.router_sums =
-        emit::add_flat(program, "router_sums", program::Dtype::f32, program::Storage::scalar, elements);
+    program.io.layer_sums =
+        emit::add_flat(program, "layer_sums", program::Dtype::f32, program::Storage::scalar, elements);
     for (const auto& [id, offset] : views) {
-        program.tensors[static_cast<std::size_t>(id)].base = program.io.router_sums;
+        program.tensors[static_cast<std::size_t>(id)].base = program.io.layer_sums;
         program.tensors[static_cast<std::size_t>(id)].offset = offset;
     }
 }
@@ -273,7 +278,7 @@ program::Program lower_chunks(const plan::Plan& plan, int pipeline_rank, Emit em
     std::vector<ChunkSpec> specs;
     for (int c = 0; c < plan.vpp; ++c)
         specs.push_back(spec_of(plan, all, plan::stage_of(plan.schedule, plan.pp, pipeline_rank, c)));
-    add_routers(program, plan, specs);
+    add_layer_sums(program, plan, specs);
     for (int c = 0; c < plan.vpp; ++c) {
         const ChunkSpec& spec = specs[static_cast<std::size_t>(c)];
         program.chunks.push_back(all[static_cast<std::size_t>(spec.stage)]);
@@ -366,7 +371,7 @@ program::Program lower_segment(const plan::Plan& plan, SegmentKind segment, int 
         spec.loss = true;
         break;
     }
-    add_routers(program, plan, {spec});
+    add_layer_sums(program, plan, {spec});
     program.in_flight = {1};
     program.chunks = {plan::Stage{}};
     emit::ParameterSet parameters(plan, 0);

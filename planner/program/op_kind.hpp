@@ -47,9 +47,11 @@ enum class OpKind : std::uint8_t {
     pick_keys, // index q[S, n d], index k[Sk, d], w[S, n], [document starts[S]], [positions: generation] -> keys[S, top
                // k] i32: the positions of the largest sums over heads of w * relu(q k), in order and then -1;
                // AttentionAttr
-    pick_keys_grad, // q, k, index q, index k, w, keys, [document starts] -> dindex q, dindex k, dw, work: of the
-                    // divergence
-                    // between the indexer's and the attention's distribution; AttentionAttr::index
+    pick_keys_grad, // q, k, index q, index k, w, keys, [document starts] -> dindex q, dindex k, dw, work,
+                    // [+loss[1]], [p[S, keys] f32]: of the divergence between the indexer's and the attention's
+                    // distribution p; where p is of the heads of one rank of TP, loss lacks xlogx of their sum;
+                    // AttentionAttr::index
+    xlogx,          // x[R, C] f32 -> +s[1]: factor * sum of x log x; ScaleAttr
     cache_rows,     // x[S, C], positions[S] -> +cache[keys, C]: rows are put at their positions (generation)
     scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2 as published stacks run it, from
                     // the convolution to the norm; ScanAttr (cost only)

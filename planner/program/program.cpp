@@ -100,6 +100,8 @@ const char* to_string(OpKind kind) {
         return "pick_keys";
     case OpKind::pick_keys_grad:
         return "pick_keys_grad";
+    case OpKind::xlogx:
+        return "xlogx";
     case OpKind::cache_rows:
         return "cache_rows";
     case OpKind::scan:

@@ -153,6 +153,12 @@ struct RouterIo {
     TensorId bias = no_tensor;       // bias_update: view of the selection bias
 };
 
+// What a layer with an indexer leaves behind for the end of the step, where indexers are trained.
+struct IndexerIo {
+    int layer = 0;
+    TensorId loss = no_tensor; // [1] f32: its loss, coefficient included, of the whole group of samples after finish
+};
+
 // Scalars and inputs that the trainer reads and writes by role.
 struct ProgramIo {
     // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
@@ -171,7 +177,8 @@ struct ProgramIo {
     TensorId noise = no_tensor;
     TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;
-    TensorId router_sums = no_tensor; // all routers' load, loss and score_load, one behind the other
+    std::vector<IndexerIo> indexers;
+    TensorId layer_sums = no_tensor; // routers' load, loss and score_load and indexers' losses, one behind the other
     // Generation (lower_forward): the last slot's logits [S, V/tp], in place of a loss.
     TensorId logits = no_tensor;
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count

@@ -140,11 +140,16 @@ TEST_CASE("pick_keys_grad on tensor cores agrees with the CPU, over picked keys 
                          w = random.tensor(Type::bf16, z.rows() * size.index_heads);
             const Index keys = lists_of(z, random);
             compare(fmt::format("pick_keys_grad {} all={}", describe(z, size.heads), all), [&](const Kernels& table) {
-                Outputs out{{Type::bf16, index_q.size()}, {Type::bf16, index_k.size()}, {Type::bf16, w.size()}};
-                Tensor work(Type::f32, s.work());
-                table.pick_keys_grad(s, q.src(), k.src(), index_q.src(), index_k.src(), w.src(),
-                                     all ? nullptr : keys.data(), out[0].dst(), out[1].dst(), out[2].dst(), work.f32(),
-                                     nullptr);
+                Outputs out{{Type::bf16, index_q.size()}, {Type::bf16, index_k.size()},
+                            {Type::bf16, w.size()},       {Type::f32, Vec{0.0}},
+                            {Type::f32, Vec{0.0}},        {Type::bf16, z.rows() * s.width()}};
+                Tensor work(Type::f32, s.work()), p(Type::f32, z.rows() * s.width());
+                for (const bool parts : {false, true})
+                    table.pick_keys_grad(s, q.src(), k.src(), index_q.src(), index_k.src(), w.src(),
+                                         all ? nullptr : keys.data(), out[0].dst(), out[1].dst(), out[2].dst(),
+                                         work.f32(), out[parts ? 4 : 3].f32(), parts ? p.f32() : nullptr, nullptr);
+                out[3].set(0, 1.0 + out[3].at(0)), out[4].set(0, 1.0 + out[4].at(0)); // Divergences are small.
+                for (std::int64_t i = 0; i < p.size(); ++i) out[5].set(i, p.at(i));
                 return out;
             });
         }

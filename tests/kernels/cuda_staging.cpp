@@ -248,7 +248,7 @@ const Kernels& staged_kernels() {
               &K::short_conv_grad, &K::delta_rule, &K::delta_rule_grad, &K::ssd, &K::ssd_grad, &K::ssd_cached,
               &K::gated_norm, &K::gated_norm_grad, &K::delta_cached, &K::clip_grad, &K::add, &K::bias_add,
               &K::copy_columns, &K::bias_grad, &K::gemm, &K::rope, &K::rope_grad, &K::mla_rope, &K::mla_rope_grad,
-              &K::latent_rope, &K::latent_rope_grad, &K::pick_keys, &K::pick_keys_grad, &K::attention_picked,
+              &K::latent_rope, &K::latent_rope_grad, &K::pick_keys, &K::pick_keys_grad, &K::xlogx, &K::attention_picked,
               &K::attention_picked_grad, &K::cache_rows, &K::attention, &K::attention_cached, &K::attention_grad,
               &K::activation, &K::activation_grad, &K::sigmoid_scale, &K::sigmoid_scale_grad, &K::scale_rows,
               &K::scale_rows_grad, &K::jitter, &K::sinkhorn, &K::router, &K::router_grad, &K::router_load,

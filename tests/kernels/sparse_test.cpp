@@ -209,42 +209,69 @@ IndexLossShape loss_shape(const Layer& d, int heads, bool all) {
     return s;
 }
 
-// Each half of the heads has its part of the gradient.
+// All heads at once, and halves of them, whose gradients add up, and whose loss needs what both see together.
 Case loss_case(const PickedKeys& z, bool documents, bool all, Type type) {
     Case out;
     out.name = describe(all ? "pick_keys_grad over all keys" : "pick_keys_grad", z, documents, type);
     out.tolerance = 3.0 * tolerance(type);
     auto d = std::make_shared<Layer>(z, 4, documents, type, out.name);
-    struct Half {
-        Tensor q, dq, dk, dw, work;
+    struct Part {
+        int heads;
+        Tensor q, dq, dk, dw, work, p;
     };
-    auto halves = std::make_shared<std::vector<Half>>();
-    const std::int64_t width = 2 * qk_dim;
-    for (int half = 0; half < 2; ++half) {
+    const std::int64_t keys = z.rows() * (all ? z.seq_k : z.top_k);
+    const auto part_of = [&](int first, int heads) {
         const Vec q = d->q.values();
         Vec part;
         for (std::int64_t row = 0; row < z.rows(); ++row)
-            part.insert(part.end(), q.begin() + (2 * row + half) * width, q.begin() + (2 * row + half + 1) * width);
-        halves->push_back({Tensor(type, part), Tensor(type, d->index_q.size()), Tensor(type, d->index_k.size()),
-                           Tensor(type, d->w.size()), Tensor(Type::f32, loss_shape(*d, d->heads / 2, all).work())});
-    }
+            part.insert(part.end(), q.begin() + (row * d->heads + first) * qk_dim,
+                        q.begin() + (row * d->heads + first + heads) * qk_dim);
+        return Part{heads,
+                    Tensor(type, part),
+                    Tensor(type, d->index_q.size()),
+                    Tensor(type, d->index_k.size()),
+                    Tensor(type, d->w.size()),
+                    Tensor(Type::f32, loss_shape(*d, heads, all).work()),
+                    Tensor(Type::f32, Vec(at(keys), -1.0))};
+    };
+    auto parts = std::make_shared<std::vector<Part>>(
+        std::vector<Part>{part_of(0, d->heads), part_of(0, d->heads / 2), part_of(d->heads / 2, d->heads / 2)});
+    auto p = std::make_shared<Tensor>(Type::f32, keys);
+    auto whole = std::make_shared<Tensor>(Type::f32, Vec{0.0}), joined = std::make_shared<Tensor>(Type::f32, Vec{0.0});
     out.call = [=] {
-        for (Half& half : *halves) {
-            const IndexLossShape s = loss_shape(*d, d->heads / 2, all);
-            table().pick_keys_grad(s, half.q.src(), d->k.src(), d->index_q.src(), d->index_k.src(), d->w.src(),
-                                   all ? nullptr : d->list.data(), half.dq.dst(), half.dk.dst(), half.dw.dst(),
-                                   half.work.f32(), nullptr);
+        whole->set(0, 2.0); // Losses are added to what is there.
+        joined->set(0, 0.0);
+        for (Part& part : *parts) {
+            const IndexLossShape s = loss_shape(*d, part.heads, all);
+            const bool one = part.heads == d->heads;
+            table().pick_keys_grad(s, part.q.src(), d->k.src(), d->index_q.src(), d->index_k.src(), d->w.src(),
+                                   all ? nullptr : d->list.data(), part.dq.dst(), part.dk.dst(), part.dw.dst(),
+                                   part.work.f32(), (one ? *whole : *joined).f32(), one ? nullptr : part.p.f32(),
+                                   nullptr);
         }
+        const Vec both = plus((*parts)[1].p.values(), (*parts)[2].p.values());
+        for (std::int64_t i = 0; i < keys; ++i) p->set(i, both[at(i)]);
+        table().xlogx(p->f32(), d->factor, joined->f32(), keys, nullptr);
     };
     out.error = [=] {
         const Vec q = d->index_q.values(), k = d->index_k.values(), w = d->w.values(), one{1.0};
-        const auto sum = [&](Tensor Half::*of) {
-            return plus(((*halves)[0].*of).values(), ((*halves)[1].*of).values());
+        const double loss = d->loss(q, k, w, all)[0];
+        double error = worst({relative_error(*whole, {2.0 + loss}), relative_error(*joined, {loss})});
+        const auto gradients = [&](auto got) {
+            const auto of = [&](Tensor Part::*gradient, auto loss_of, const Vec& x) {
+                return relative_error(got(gradient), moe::test::gradient(loss_of, x, one));
+            };
+            error = worst({error,
+                           of(
+                               &Part::dq, [&](const Vec& x) { return d->loss(x, k, w, all); }, q),
+                           of(
+                               &Part::dk, [&](const Vec& x) { return d->loss(q, x, w, all); }, k),
+                           of(
+                               &Part::dw, [&](const Vec& x) { return d->loss(q, k, x, all); }, w)});
         };
-        return worst(
-            {relative_error(sum(&Half::dq), gradient([&](const Vec& x) { return d->loss(x, k, w, all); }, q, one)),
-             relative_error(sum(&Half::dk), gradient([&](const Vec& x) { return d->loss(q, x, w, all); }, k, one)),
-             relative_error(sum(&Half::dw), gradient([&](const Vec& x) { return d->loss(q, k, x, all); }, w, one))});
+        gradients([&](Tensor Part::*of) { return ((*parts)[0].*of).values(); });
+        gradients([&](Tensor Part::*of) { return plus(((*parts)[1].*of).values(), ((*parts)[2].*of).values()); });
+        return error;
     };
     return out;
 }
@@ -311,7 +338,8 @@ TEST_CASE("attention_picked: softmax over the picked keys, whose first columns a
             }
 }
 
-TEST_CASE("pick_keys_grad: the gradient of the divergence, over picked keys and over all, by parts of the heads") {
+TEST_CASE(
+    "pick_keys_grad: the divergence and its gradient, over picked keys and over all, whole and by parts of the heads") {
     for (const Type type : {Type::f32, Type::bf16})
         for (const PickedKeys& z : layouts())
             for (const bool documents : {false, true})

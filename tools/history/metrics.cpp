@@ -111,6 +111,9 @@ void Metrics::add(const StepRecord& step, const StepContext& context) {
         if (router.dropped) scalars.emplace_back(fmt::format("router/dropped/layer_{}", router.layer), *router.dropped);
         scalars.emplace_back(fmt::format("router/load_entropy/layer_{}", router.layer), router.load_entropy);
     }
+    if (const std::optional<double> loss = step.indexer_loss()) scalars.emplace_back("train/indexer_loss", *loss);
+    for (const IndexerRecord& indexer : step.indexers)
+        scalars.emplace_back(fmt::format("indexer/loss/layer_{}", indexer.layer), indexer.loss);
     events_->add(context.wall_seconds, step.step, scalars);
 }
 

@@ -40,6 +40,10 @@ struct RouterRecord {
     std::optional<double> bias_spread = {}; // largest selection bias less the smallest, where the plan moves them
     std::optional<double> dropped = {};     // share of the choices beyond expert_capacity, where the plan has one
 };
+struct IndexerRecord {
+    int layer = 0;
+    double loss = 0.0; // as train::IndexerStep
+};
 struct StepRecord {
     std::int64_t step = 0; // from 1
     double loss = 0.0;     // nats per token
@@ -51,10 +55,13 @@ struct StepRecord {
     std::int64_t tokens = 0;
     double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
     std::vector<RouterRecord> routers; // by MoE layer
-    std::optional<double> valid_loss = {}; // behind the step, where there was an evaluation
-    bool skipped = false;                  // a bad step, which changed no weight
-    std::optional<double> max_logit = {};  // attention's largest over all heads, with --qk-clip
-    int clipped_heads = 0;                 // likewise, query heads whose weights were scaled
+    std::optional<double> valid_loss = {};    // behind the step, where there was an evaluation
+    bool skipped = false;                     // a bad step, which changed no weight
+    std::optional<double> max_logit = {};     // attention's largest over all heads, with --qk-clip
+    int clipped_heads = 0;                    // likewise, query heads whose weights were scaled
+    std::vector<IndexerRecord> indexers = {}; // by layer, where the plan trains indexers
+
+    std::optional<double> indexer_loss() const; // mean over the layers with an indexer, as Megatron's `indexer loss`
 };
 struct EvaluationRecord {
     std::int64_t step = 0; // behind which it was made

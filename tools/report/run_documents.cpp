@@ -26,6 +26,13 @@ Json joined_json(const comm::Joined& joined) {
 
 } // namespace
 
+std::optional<double> StepRecord::indexer_loss() const {
+    if (indexers.empty()) return std::nullopt;
+    double sum = 0.0;
+    for (const IndexerRecord& indexer : indexers) sum += indexer.loss;
+    return sum / static_cast<double>(indexers.size());
+}
+
 Json step_json(const StepRecord& step) {
     Json json{{"step", step.step},    {"loss", step.loss},       {"grad_norm", step.grad_norm},
               {"lr", step.lr},        {"seconds", step.seconds}, {"tflops_per_gpu", step.tflops_per_gpu},
@@ -44,6 +51,8 @@ Json step_json(const StepRecord& step) {
         if (router.dropped) of_layer["dropped"] = *router.dropped;
         json["routers"].push_back(std::move(of_layer));
     }
+    for (const IndexerRecord& indexer : step.indexers)
+        json["indexers"].push_back({{"layer", indexer.layer}, {"loss", indexer.loss}});
     return json;
 }
 

@@ -71,12 +71,16 @@ void StepLog::add(const train::StepResult& step) {
         worst = std::max(worst, router.max_over_mean());
         run_.steps.back().routers.push_back(router_record(router, step.tokens));
     }
+    for (const train::IndexerStep& indexer : step.indexers)
+        run_.steps.back().indexers.push_back({indexer.layer, indexer.loss});
     for (const std::string& line : routers_.add(step)) console_.warn("{}", line);
     std::string routers;
     if (!step.routers.empty()) {
         if (console_.verbose()) routers = fmt::format(" | aux loss {:.3g}", step.aux_loss());
         routers += fmt::format(" | hottest {:.2f}x", worst);
     }
+    if (const std::optional<double> loss = run_.steps.back().indexer_loss())
+        routers += fmt::format(" | indexer loss {:.3g}", *loss);
     std::string logits;
     if (step.logits) logits = fmt::format(" | max logit {:.1f}", step.logits->largest);
     if (step.logits && step.logits->clipped > 0) logits += fmt::format(", clipped heads {}", step.logits->clipped);

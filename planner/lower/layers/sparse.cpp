@@ -164,12 +164,25 @@ void AttentionLayer::pick_keys_backward(emit::Builder& b) {
     std::vector<program::TensorId> in{q_, k_, index_queries_, index_keys_, head_weights_, picked_};
     if (attr.index.all_keys) in.back() = program::no_tensor;
     if (attr.documents) in.push_back(b.program().io.document_starts);
-    // The logs of the softmaxes' sums or, on tensor cores, a gradient for each key of a row.
+    // The logs of the softmaxes' sums or, on tensor cores, a gradient for each key of a row; and losses by query.
     const program::TensorId work = b.tensor("index_work", program::Dtype::f32, b.gathered_tokens(),
-                                            std::max<std::int64_t>(attr.heads, attr.picked) + 1);
-    program::Op& op = b.emit(program::OpKind::pick_keys_grad, in, {dqueries, dkeys, dweights, work}, attr);
-    op.flops = 2.0 * pairs_of(attr) *
-               (static_cast<double>(attr.heads) * attr.qk_dim + 3.0 * a_.indexer_heads * a_.indexer_dim);
+                                            std::max<std::int64_t>(attr.heads, attr.picked) + 2);
+    std::vector<program::TensorId> out{dqueries, dkeys, dweights, work};
+    // The divergence is no sum over heads: each rank of TP ends it for a share of the tokens, with all heads' p.
+    const std::vector<program::IndexerIo>& reported = b.program().io.indexers;
+    const auto io = std::find_if(reported.begin(), reported.end(),
+                                 [this](const program::IndexerIo& of) { return of.layer == layer_; });
+    const program::TensorId loss = io != reported.end() ? io->loss : program::no_tensor;
+    if (loss != program::no_tensor) out.push_back(loss);
+    const bool parts = loss != program::no_tensor && b.plan().tp > 1;
+    if (parts) out.push_back(b.tensor("index_p", program::Dtype::f32, b.gathered_tokens(), attr.picked));
+    const program::TensorId p = out.back();
+    b.emit(program::OpKind::pick_keys_grad, in, out, attr).flops =
+        2.0 * pairs_of(attr) *
+        (static_cast<double>(attr.heads) * attr.qk_dim + 3.0 * a_.indexer_heads * a_.indexer_dim);
+    if (parts)
+        b.emit(program::OpKind::xlogx, {b.scatter_tokens(p, "index_p_local")}, {loss},
+               program::ScaleAttr{attr.index.factor});
     b.module = program::Module::attn_in;
     const auto turned_back = [&](program::TensorId x, int heads, const char* name) {
         const program::TensorId y = like(x, name);

@@ -294,8 +294,8 @@ program::Template sum_template(const program::Program& program, const plan::Plan
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.loss; });
     if (has_loss) all_reduce(emit::groups::samples, io.loss);
     if (has_loss && io.mtp_loss != program::no_tensor) all_reduce(emit::groups::samples, io.mtp_loss);
-    if (io.router_sums != program::no_tensor)
-        all_reduce({plan::Domain::dense, plan::axis::tensor | plan::axis::context | plan::axis::data}, io.router_sums);
+    if (io.layer_sums != program::no_tensor)
+        all_reduce({plan::Domain::dense, plan::axis::tensor | plan::axis::context | plan::axis::data}, io.layer_sums);
     return finish;
 }
 

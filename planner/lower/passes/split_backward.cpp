@@ -49,7 +49,7 @@ std::vector<bool> deferred_ops(const program::Program& program, const program::T
             std::any_of(op.out.begin(), op.out.end(), [](program::TensorId id) { return id != program::no_tensor; });
         for_each(op.out, [&](program::TensorId id) {
             const program::Storage storage = tensor(program, root_of(program, id)).storage;
-            waits = waits && (storage == program::Storage::gradient
+            waits = waits && (storage == program::Storage::gradient || storage == program::Storage::scalar
                                   ? op.phase == program::Phase::wgrad
                                   : storage == program::Storage::activation && only_deferred_read(id, i));
         });

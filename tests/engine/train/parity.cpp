@@ -87,6 +87,7 @@ Trained train_three(const plan::Plan& plan, const train::TrainOptions& options,
         result.losses.push_back(r.loss);
         result.overflow.push_back(r.overflow);
         result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);
+        for (const train::IndexerStep& indexer : r.indexers) result.indexer_losses.push_back(indexer.loss);
         if (r.logits) result.logits.push_back(*r.logits);
         if (step > 0) continue;
         result.grad_norm = r.grad_norm;
@@ -104,6 +105,14 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
     for (std::size_t i = 0; i < want.losses.size(); ++i)
         if (!close(got.losses[i], want.losses[i]))
             return fmt::format("loss of step {} is {:.9f}, not {:.9f}", i + 1, got.losses[i], want.losses[i]);
+    if (got.indexer_losses.size() != want.indexer_losses.size()) return "another number of indexers' losses";
+    // A difference of sums that are rounded as a few nats are.
+    const double rounding = 0.05 * tolerance;
+    for (std::size_t i = 0; i < want.indexer_losses.size(); ++i)
+        if (!(std::abs(got.indexer_losses[i] - want.indexer_losses[i]) <=
+              tolerance * want.indexer_losses[i] + rounding))
+            return fmt::format("loss {} of indexers is {:.9f}, not {:.9f}", i, got.indexer_losses[i],
+                               want.indexer_losses[i]);
     for (std::size_t i = 0; i < want.aux_losses.size(); ++i)
         if (!(std::abs(got.aux_losses[i] - want.aux_losses[i]) <= tolerance * want.aux_losses[i]))
             return fmt::format("auxiliary loss of step {} is {:.9f}, not {:.9f}", i + 1, got.aux_losses[i],
@@ -118,6 +127,7 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
 void check_bits(const Trained& got, const Trained& want) {
     CHECK(got.losses == want.losses);
     CHECK(got.aux_losses == want.aux_losses);
+    CHECK(got.indexer_losses == want.indexer_losses);
     CHECK(got.grad_norm == want.grad_norm);
     CHECK(got.gradients == want.gradients);
     CHECK(got.weights == want.weights);

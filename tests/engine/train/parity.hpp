@@ -22,6 +22,7 @@ inline double weight_tolerance(const moe::plan::Plan& plan) {
 
 struct Trained {
     std::vector<double> losses, aux_losses; // aux_losses: of the routers and of multi-token prediction
+    std::vector<double> indexer_losses;     // by step and layer
     double grad_norm = 0.0;                 // of the first step
     std::map<std::string, std::vector<float>> gradients, weights; // of the first step, after the last
     std::vector<std::vector<std::int64_t>> routed;                // tokens by MoE layer and expert, all steps

@@ -260,3 +260,52 @@ TEST_CASE("sparse attention: stages of the indexer in ops; choices that it exclu
     dense.indexer = {1.0, plan::IndexerStage::dense_loss};
     CHECK(plan::check_plan(dense).message.find("indexer_stage = dense_loss: ") != std::string::npos);
 }
+
+TEST_CASE("sparse attention: the indexers' loss is counted where it is reported, from what all heads see together") {
+    plan::Plan plan = plan_of(config(shared_by_three));
+    REQUIRE(lower::lower(plan, 0).io.indexers.empty()); // of the published stack
+    plan.stack = "moe-plan";
+    const program::Program one = lower::lower(plan, 0);
+    REQUIRE(one.io.indexers.size() == 2);
+    CHECK(one.io.indexers[0].layer == 0);
+    CHECK(one.io.indexers[1].layer == 3);
+    std::map<program::OpKind, int> alone = count(one, 1);
+    CHECK(alone[program::OpKind::xlogx] == 0);
+    const auto divergences = [&](const program::Program& program) {
+        std::int64_t rows = 0, keys = 0;
+        for (const program::Op& op : program.templates[1].ops) {
+            if (op.kind != program::OpKind::xlogx) continue;
+            const program::Tensor& p = program.tensors[static_cast<std::size_t>(op.in[0])];
+            rows += p.rows, keys += p.cols;
+            CHECK(op.bytes == nearly(4.0 * static_cast<double>(p.rows * p.cols) + 8.0)); // read, and the sum added to
+            CHECK(std::get<program::ScaleAttr>(op.attr).factor == nearly(1.0 / (4 * 512)));
+        }
+        return std::pair{rows, keys};
+    };
+    plan.tp = 2, plan.dp = 2;
+    const program::Program two = lower::lower(plan, 0);
+    CHECK(divergences(two) == std::pair{std::int64_t{2 * 256}, std::int64_t{2 * 128}});
+    const int sums = count(two, 1)[program::OpKind::reduce_scatter];
+    plan.indexer.stage = plan::IndexerStage::dense_loss;
+    CHECK(divergences(lower::lower(plan, 0)) == std::pair{std::int64_t{2 * 256}, std::int64_t{2 * 512}});
+    // Queries, keys and weights of an indexer have a sum of their gradients, and its loss has one.
+    plan.indexer = {0.0, plan::IndexerStage::sparse};
+    const program::Program none = lower::lower(plan, 0);
+    CHECK(none.io.indexers.empty());
+    CHECK(sums - count(none, 1)[program::OpKind::reduce_scatter] == 2 * 4);
+}
+
+TEST_CASE("sparse attention: what trains indexers waits for the second half of a split backward") {
+    plan::Plan plan = plan_of(config());
+    plan.stack = "moe-plan";
+    plan.schedule = plan::ScheduleKind::zero_bubble;
+    plan.tp = plan.pp = 2, plan.dp = plan.edp = 1;
+    const program::Program program = lower::lower(plan, 0);
+    int late = 0, early = 0;
+    for (const program::Template& tmpl : program.templates)
+        for (const program::Op& op : tmpl.ops)
+            if (op.kind == program::OpKind::pick_keys_grad || op.kind == program::OpKind::xlogx)
+                ++(tmpl.kind == plan::SlotKind::wgrad ? late : early);
+    CHECK(late == 2 * 3);
+    CHECK(early == 0);
+}
