@@ -316,6 +316,13 @@ struct RowsShape {
     int first = 0, local = 0;
 };
 
+// Tokens on their way between `domains` that have `experts` of all each, in slots of slot_rows rows, one for each
+// domain.
+struct DomainShape {
+    std::int64_t tokens = 0, slot_rows = 0;              // tokens of a rank
+    int top_k = 0, experts = 0, domains = 1, domain = 0; // domain: this rank's
+};
+
 // Routed rows on their way through slots of a fixed size, as exchanges between devices need them, whose sizes the host
 // must know: slots[parts, slot_rows, cols]. Part p of the buffer is, by all_counts of RowsShape, for expert rank
 // `rank`, member `member`: `sent`, what it sends to expert rank p; `arriving`, what expert rank p sends to it (over the

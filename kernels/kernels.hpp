@@ -222,6 +222,15 @@ struct Kernels {
     // to[n] = index - first for indices in [first, first + local), else -1.
     void (*local_experts)(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local,
                           void* stream);
+    // The tokens that go to each domain, those of index[tokens, top_k] that have a choice there, in order:
+    // counts[domains], at most slot_rows, and slot_of[tokens, domains], the row in [domains * slot_rows] or -1.
+    // [+overflow[1]] takes the tokens too many.
+    void (*token_domains)(const DomainShape& shape, const std::int32_t* index, std::int32_t* counts,
+                          std::int32_t* slot_of, float* overflow, void* stream);
+    // to = index - first of [domains * slot_rows, top_k] choices, where first is that of the domain's experts; -1 for
+    // experts of others and in rows beyond the counts[domains, domains], of each sender to each domain.
+    void (*domain_experts)(const DomainShape& shape, const std::int32_t* index, const std::int32_t* counts,
+                           std::int32_t* to, void* stream);
     // kept[tokens, top_k] = index[rivals, top_k] or -1, kept_weight = weight or 0. positions[rivals / sequences] of the
     // rows, or null: they are in order.
     void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight,

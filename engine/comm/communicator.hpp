@@ -61,6 +61,12 @@ public:
                                      const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                      std::int64_t capacity_rows) = 0;
 
+    // Slots of attr.capacity rows of attr.cols, one for each of the attr.ep members: slot m of x goes to slot `me` of
+    // member m's y. counts[ep, ep] says how many rows each member has for each; attr.combine: those rows come back.
+    // Members whose host knows the counts send no more than those rows, others whole slots.
+    virtual void all_to_all_slots(plan::Group group, const void* x, const std::int32_t* counts, void* y,
+                                  const program::RowsAttr& attr, program::Dtype dtype) = 0;
+
     // Tokens to experts and (attr.combine) back, over memory that the members reach. False where they do not: the
     // caller then moves rows.
     virtual bool exchange_tokens(plan::Group, const program::RowsAttr&, const TokenOperands&) { return false; }

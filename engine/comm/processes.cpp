@@ -122,6 +122,22 @@ void ProcessCommunicator::all_to_all_rows(plan::Group group, const void* x, cons
     }
 }
 
+void ProcessCommunicator::all_to_all_slots(plan::Group group, const void* x, const std::int32_t* counts, void* y,
+                                           const program::RowsAttr& attr, program::Dtype dtype) {
+    const GroupRank& here = group_rank(group);
+    const int me = here.index;
+    const std::int64_t row = program::bytes_of(dtype, attr.cols), slot = attr.capacity * row;
+    for (int m = 0; m < size(group); ++m)
+        if (m != me) give(here, m, offset(x, m * slot), rows_in_slot(attr, counts, me, m) * row);
+    for (int m = 0; m < size(group); ++m) {
+        const std::int64_t bytes = rows_in_slot(attr, counts, m, me) * row;
+        if (m == me)
+            copy(offset(y, m * slot), offset(x, m * slot), bytes);
+        else
+            take(here, m, offset(y, m * slot), bytes);
+    }
+}
+
 void ProcessCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                                           const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                           std::int64_t capacity_rows) {

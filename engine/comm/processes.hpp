@@ -27,6 +27,8 @@ public:
     void all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                          std::int64_t capacity_rows) override;
+    void all_to_all_slots(plan::Group group, const void* x, const std::int32_t* counts, void* y,
+                          const program::RowsAttr& attr, program::Dtype dtype) override;
     void all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                          std::int64_t capacity_rows) override;

@@ -55,6 +55,13 @@ void QueuedCommunicator::all_to_all_rows(plan::Group group, const void* x, const
     kernels_.slots_to_rows(slot_shape(attr, here, rows, capacity_rows), {in, type}, all_counts, {y, type}, queued_);
 }
 
+// The host knows no counts: slots travel as they are, between the operands themselves.
+void QueuedCommunicator::all_to_all_slots(plan::Group group, const void* x, const std::int32_t*, void* y,
+                                          const program::RowsAttr& attr, program::Dtype dtype) {
+    exchange_slots(group_rank(group), static_cast<const char*>(x), static_cast<char*>(y),
+                   attr.capacity * program::bytes_of(dtype, attr.cols));
+}
+
 void QueuedCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                          std::int64_t capacity_rows) {

@@ -43,6 +43,14 @@ private:
     int local_;
 };
 
+// Rows that member `from` sends to member `to` in all_to_all_slots.
+inline std::int64_t rows_in_slot(const program::RowsAttr& attr, const std::int32_t* counts, int from, int to) {
+    const std::int64_t rows = attr.combine ? counts[to * attr.ep + from] : counts[from * attr.ep + to];
+    if (rows < 0 || rows > attr.capacity)
+        fail("all_to_all_slots: {} rows from member {} to {}, a slot has {}", rows, from, to, attr.capacity);
+    return rows;
+}
+
 // The type that sums over ranks are made of. Throws Error (failure) for other types.
 inline Type storage_of_sum(program::Dtype dtype) {
     if (dtype == program::Dtype::f32) return Type::f32;

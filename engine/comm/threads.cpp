@@ -208,6 +208,16 @@ void ThreadCommunicator::all_to_all_rows(plan::Group group, const void* x, const
     });
 }
 
+void ThreadCommunicator::all_to_all_slots(plan::Group group, const void* x, const std::int32_t* counts, void* y,
+                                          const program::RowsAttr& attr, program::Dtype dtype) {
+    exchange(group, x, y, "all_to_all_slots", [&](const GroupRank& here) {
+        const std::int64_t row = program::bytes_of(dtype, attr.cols), slot = attr.capacity * row;
+        for (int m = 0; m < size(group); ++m)
+            copy(offset(y, m * slot), operand(here, m) + here.index * slot,
+                 rows_in_slot(attr, counts, m, here.index) * row);
+    });
+}
+
 void ThreadCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
                                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                          std::int64_t capacity_rows) {

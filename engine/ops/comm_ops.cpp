@@ -37,6 +37,10 @@ void all_to_all_rows(const OpContext& c) {
                                    c.output(0).rows);
 }
 
+void all_to_all_slots(const OpContext& c) {
+    c.communicator.all_to_all_slots(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype);
+}
+
 void all_gather_rows(const OpContext& c) {
     c.communicator.all_gather_rows(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype, c.input(0).rows,
                                    c.output(0).rows);
@@ -72,6 +76,7 @@ void add_communication(Backend& backend) {
     set(program::OpKind::reduce_scatter, reduce_scatter);
     set(program::OpKind::all_reduce, all_reduce);
     set(program::OpKind::all_to_all_rows, all_to_all_rows);
+    set(program::OpKind::all_to_all_slots, all_to_all_slots);
     set(program::OpKind::dispatch_tokens, exchange_tokens);
     set(program::OpKind::combine_tokens, exchange_tokens);
     set(program::OpKind::all_gather_rows, all_gather_rows);

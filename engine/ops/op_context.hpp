@@ -20,6 +20,7 @@ struct RankPosition {
     int ring = 0;          // index among the CP ranks whose keys and values go round
     int heads = 0;         // index among the CP ranks that trade heads for tokens
     int expert = 0;        // index in the EP group
+    int expert_domain = 0; // index of its NVLink domain among those of the EP group, where dispatch has two levels
     int expert_tensor = 0; // index in the ETP group
     int key_part = 0;      // index among the TP ranks that hold all key heads between them
 };

@@ -31,6 +31,11 @@ inline std::int32_t* ints_out(const OpContext& c, std::size_t i) {
     return c.has_output(i) ? static_cast<std::int32_t*>(c.out[i]) : nullptr;
 }
 
+// The first of this rank's experts as RowsAttr counts them: those of its domain where dispatch has two levels.
+inline int first_expert(const OpContext& c, const program::RowsAttr& attr) {
+    return c.position.expert % attr.ep * (attr.experts / attr.ep);
+}
+
 // A quantized operand: its elements and, behind them, its scales.
 inline Fp8Rows fp8_at(void* data, std::int64_t scales) {
     auto* bytes = static_cast<std::uint8_t*>(data);

@@ -94,8 +94,18 @@ void expert_bias(const OpContext& c) {
 void local_experts(const OpContext& c) {
     const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     const int local = a.experts / a.ep;
-    c.kernels.local_experts(ints(c, 0), ints_out(c, 0), c.input(0).elements(), c.position.expert * local, local,
-                            c.stream);
+    c.kernels.local_experts(ints(c, 0), ints_out(c, 0), c.input(0).elements(), first_expert(c, a), local, c.stream);
+}
+DomainShape domain_shape(const OpContext& c, std::int64_t tokens) {
+    const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
+    return {tokens, a.capacity, static_cast<int>(c.input(0).cols), a.experts, a.ep, c.position.expert_domain};
+}
+void token_domains(const OpContext& c) {
+    c.kernels.token_domains(domain_shape(c, c.input(0).rows), ints(c, 0), ints_out(c, 0), ints_out(c, 1),
+                            floats_out(c, 2), c.stream);
+}
+void domain_experts(const OpContext& c) {
+    c.kernels.domain_experts(domain_shape(c, 0), ints(c, 0), ints(c, 1), ints_out(c, 0), c.stream);
 }
 void drop_copies(const OpContext& c) {
     const program::DropAttr& a = std::get<program::DropAttr>(c.op.attr);
@@ -139,14 +149,13 @@ void unpermute(const OpContext& c) {
 RowsShape rows_shape(const OpContext& c) {
     const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     const int local = a.experts / a.ep;
-    return {a.cols, c.input(0).rows, a.experts, a.ep, a.etp, c.position.expert * local, local};
+    return {a.cols, c.input(0).rows, a.experts, a.ep, a.etp, first_expert(c, a), local};
 }
 
 void expert_counts(const OpContext& c) {
     const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     const int local = a.experts / a.ep;
-    c.kernels.expert_counts(ints(c, 0), ints_out(c, 0), a.ep * a.etp, a.experts, c.position.expert * local, local,
-                            c.stream);
+    c.kernels.expert_counts(ints(c, 0), ints_out(c, 0), a.ep * a.etp, a.experts, first_expert(c, a), local, c.stream);
 }
 
 void fit_rows(const OpContext& c) {
@@ -206,6 +215,8 @@ void add_routed_kernels(Backend& backend) {
     set(program::OpKind::expert_bias, expert_bias);
     set(program::OpKind::drop_copies, drop_copies);
     set(program::OpKind::local_experts, local_experts);
+    set(program::OpKind::token_domains, token_domains);
+    set(program::OpKind::domain_experts, domain_experts);
     set(program::OpKind::permute_map, permute_map);
     set(program::OpKind::permute, permute);
     set(program::OpKind::unpermute, unpermute);

@@ -52,7 +52,7 @@ void move_rows(const OpContext& c, const comm::TokenOperands& t, Src from, Dst t
     const int local = attr.experts / attr.ep;
     const std::int64_t copies = t.tokens * t.top_k, row = program::bytes_of(dtype, attr.cols);
     const PermuteShape tokens{t.tokens, attr.cols, t.top_k, per_copy, 0};
-    const RowsShape order{attr.cols, attr.capacity, attr.experts, attr.ep, attr.etp, c.position.expert * local, local};
+    const RowsShape order{attr.cols, attr.capacity, attr.experts, attr.ep, attr.etp, first_expert(c, attr), local};
     const Dst sent{scratch(0, copies * row), from.type}, arrived{scratch(1, attr.capacity * row), from.type};
     if (attr.combine) {
         c.kernels.unsort_rows(order, from, t.all_counts, arrived, c.stream);

@@ -34,6 +34,7 @@ Executor::Executor(const program::Program& program, const device::Arena& arena, 
                  mesh.coordinate(plan::Domain::dense, plan::axis::context_outer, rank),
                  mesh.coordinate(plan::Domain::dense, plan::axis::context_inner, rank),
                  mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank),
+                 mesh.coordinate(plan::Domain::expert, plan::axis::expert_outer, rank),
                  mesh.coordinate(plan::Domain::expert, plan::axis::tensor, rank),
                  mesh.coordinate(plan::Domain::dense, plan::axis::key_parts, rank)};
     for (const program::Bucket& bucket : program.buckets)

@@ -111,6 +111,7 @@ void add_balance(Kernels& table);
 void add_delta_conv(Kernels& table);
 void add_delta_rule(Kernels& table);
 void add_deviate(Kernels& table);
+void add_domains(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_layer_norm(Kernels& table);

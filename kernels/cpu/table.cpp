@@ -58,6 +58,7 @@ const Kernels& cpu_kernels() {
         cpu::add_delta_conv(t);
         cpu::add_delta_rule(t);
         cpu::add_deviate(t);
+        cpu::add_domains(t);
         cpu::add_embedding(t);
         cpu::add_gemm(t);
         cpu::add_layer_norm(t);

@@ -24,6 +24,7 @@ void add_gated_norm(Kernels& table);
 void add_state_cached(Kernels& table);
 void add_delta_rule(Kernels& table);
 void add_deviate(Kernels& table);
+void add_domains(Kernels& table);
 void add_embedding(Kernels& table);
 void add_expert_scale(Kernels& table);
 void add_gemm(Kernels& table);

@@ -57,6 +57,7 @@ const Kernels* cuda_kernels() {
         cuda::add_state_cached(t);
         cuda::add_delta_rule(t);
         cuda::add_deviate(t);
+        cuda::add_domains(t);
         cuda::add_embedding(t);
         cuda::add_expert_scale(t);
         cuda::add_gemm(t);

@@ -92,16 +92,15 @@ PlanFault check_executable_precision(const Plan& plan) {
     return check_widths(plan);
 }
 
-// Conditions of dispatch over peer memory: a warp holds all that there is to know of a token, 16 bytes move at a time,
-// and every rank reaches the memory of the others.
+// Conditions of dispatch over peer memory: a warp holds all that there is to know of a token, and 16 bytes move at a
+// time. An EP group that no memory joins is dispatched in two levels (expert_inner()).
 PlanFault check_over_peers(const Plan& plan) {
-    constexpr int most_ranks = 8, most_choices = 24, most_experts = 896;
+    constexpr int most_choices = 24, most_experts = 896;
     if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};
     const auto refused = [](const std::string& why) {
         return fault("dispatcher", "dispatcher = hybridep: {}: set dispatcher=alltoall", why);
     };
     if (plan.etp > 1) return refused(fmt::format("etp = {}, experts must be whole", plan.etp));
-    if (plan.ep > most_ranks) return refused(fmt::format("ep = {}, at most {} are supported", plan.ep, most_ranks));
     for (const model::LayerKind& kind : plan.model->kinds) {
         if (!kind.moe) continue;
         if (kind.moe->top_k > most_choices || kind.moe->experts > most_experts)
@@ -109,17 +108,6 @@ PlanFault check_over_peers(const Plan& plan) {
                                        kind.moe->experts, most_choices, most_experts));
     }
     if (plan.model->hidden % 8 != 0) return refused(fmt::format("width {} is no multiple of 8", plan.model->hidden));
-    // Degrees that search has not settled yet, or that do not fit, are no mesh; other checks say so.
-    const bool settled =
-        plan.tp * plan.cp * plan.dp * plan.pp == plan.gpus && plan.etp * plan.ep * plan.edp * plan.pp == plan.gpus;
-    if (plan.hardware->cpu || !settled) return {};
-    const Mesh mesh(plan);
-    const int domain = std::max(1, plan.hardware->nvlink_domain_used);
-    for (int rank = 0; rank < mesh.size(); ++rank)
-        for (const int other : mesh.members({Domain::expert, axis::expert}, rank))
-            if (other / domain != rank / domain)
-                return refused(fmt::format("ranks {} and {} of an EP group are in different NVLink domains of {}", rank,
-                                           other, domain));
     return {};
 }
 

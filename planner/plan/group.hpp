@@ -25,6 +25,9 @@ inline constexpr std::uint16_t any_data = data | shards | replicas;
 // `tensor` hold both.
 inline constexpr std::uint16_t key_replicas = 512, key_parts = 1024;
 inline constexpr std::uint16_t any_tensor = tensor | key_replicas | key_parts;
+// The parts of the expert axis where tokens are dispatched in two levels: members of one NVLink domain, next to each
+// other, and those of one place in every domain. Groups along `expert` hold both.
+inline constexpr std::uint16_t expert_inner = 2048, expert_outer = 4096;
 } // namespace axis
 
 // A communication group, the same words for every rank: the ranks that differ from mine only along `axes`.

@@ -6,6 +6,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <array>
@@ -90,6 +91,8 @@ std::string to_string(Group group) {
                  {axis::key_replicas, "tp_key_replicate", ""},
                  {axis::key_parts, "tp_key_shard", ""},
                  {axis::expert, "", "ep"},
+                 {axis::expert_inner, "", "ep_inner"},
+                 {axis::expert_outer, "", "ep_outer"},
                  {axis::data, "dp", "edp"},
                  {axis::shards, "dp_shard", "edp_shard"},
                  {axis::replicas, "dp_replicate", "edp_replicate"},
@@ -113,6 +116,29 @@ int context_inner(const Plan& plan) {
     const int together = plan.gpus <= plan.hardware->nvlink_domain ? plan.gpus : plan.hardware->nvlink_domain_used;
     int inner = std::max(1, std::min(plan.cp, together / plan.tp));
     while (plan.cp % inner != 0) --inner;
+    return inner;
+}
+
+int domain_of_job(const machine::Hardware& hardware, int gpus) {
+    int domain = std::max(1, std::min(hardware.nvlink_domain_used, gpus));
+    if (gpus <= hardware.nvlink_domain) return gpus;
+    while (gpus % domain != 0) --domain;
+    return domain;
+}
+
+int expert_inner(const Plan& plan) {
+    if (plan.dispatcher != Dispatcher::hybridep || plan.ep == 1 || plan.etp > 1 || plan.hardware == nullptr ||
+        !stack_traits(plan).peer_memory_dispatch)
+        return plan.ep;
+    // Ranks between neighbours of an EP group: those along the axes that vary faster.
+    const std::string& order = plan.rank_order;
+    const std::size_t ep = order.find("ep");
+    int stride = 1;
+    for (const auto& [word, degree] : {std::pair{"dp", plan.edp}, std::pair{"pp", plan.pp}})
+        if (order.find(word) < ep) stride *= std::max(1, degree);
+    const int domain = domain_of_job(*plan.hardware, plan.gpus);
+    int inner = std::min(plan.ep, most_peer_ranks);
+    while (inner > 1 && (plan.ep % inner != 0 || domain % (inner * stride) != 0)) --inner;
     return inner;
 }
 
@@ -151,6 +177,11 @@ int group_size(const Plan& plan, Group group) {
     if (group.axes & axis::context_inner) size *= context_inner(plan);
     if (group.axes & axis::context_outer) size *= plan.cp / context_inner(plan);
     if (group.axes & axis::expert) size *= dense ? 1 : plan.ep;
+    if ((group.axes & (axis::expert_inner | axis::expert_outer)) != 0 && !dense) {
+        const int inner = expert_inner(plan);
+        if (group.axes & axis::expert_inner) size *= inner;
+        if (group.axes & axis::expert_outer) size *= plan.ep / inner;
+    }
     if (group.axes & axis::data) size *= dense ? plan.dp : plan.edp;
     const int replicas = weight_replicas(plan, group.domain);
     if (group.axes & axis::shards) size *= (dense ? plan.dp : plan.edp) / replicas;
@@ -179,6 +210,10 @@ Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
                 const int inner = context_inner(plan);
                 axes_[d].push_back({axis::context | axis::context_inner, inner, stride[d]});
                 axes_[d].push_back({axis::context | axis::context_outer, plan.cp / inner, stride[d] * inner});
+            } else if (word.bit == axis::expert && d == 1) {
+                const int inner = expert_inner(plan);
+                axes_[d].push_back({axis::expert | axis::expert_inner, inner, stride[d]});
+                axes_[d].push_back({axis::expert | axis::expert_outer, plan.ep / inner, stride[d] * inner});
             } else if (const int copies = weight_replicas(plan, static_cast<Domain>(d));
                        word.bit == axis::data && copies > 1) {
                 const int shards = word.size[d] / copies;

@@ -2,6 +2,7 @@
 // give.
 #pragma once
 
+#include "planner/machine/fwd.hpp"
 #include "planner/plan/fwd.hpp"
 #include "planner/plan/group.hpp"
 
@@ -14,6 +15,19 @@ namespace moe::plan {
 // next to each other within one NVLink domain, as many as divide CP and fit there beside TP. The others of the group
 // are in a ring of CP / context_inner() ranks.
 int context_inner(const Plan& plan);
+
+// GPUs of a job that share NVLink: nvlink_domain_used where the job fills whole domains, else the largest number up to
+// it that divides the job evenly.
+int domain_of_job(const machine::Hardware& hardware, int gpus);
+
+// Ranks that kernels of dispatch over peers' memory take at most (most_peers in kernels/peers.hpp).
+inline constexpr int most_peer_ranks = 8;
+
+// Members of an EP group that tokens reach over their domain's links: all, where tokens are dispatched at one level.
+// Dispatch over peers' memory (hybridep of our stack) has two levels where the group spans NVLink domains or has more
+// than most_peer_ranks: then as many members next to each other as divide EP and lie in one domain, whatever group it
+// is. A token goes once to each of the EP / expert_inner() domains that has some of its experts, and on from there.
+int expert_inner(const Plan& plan);
 
 // Copies of the weights of a domain under HSDP (Plan::fsdp_replicas), each sharded over a part of the data axis.
 // Experts that EDP does not hold several times have one.

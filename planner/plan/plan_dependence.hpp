@@ -110,7 +110,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::fsdp,                   {sharded, value,   sharded, value,   value,   value,   value}},
     FieldRow{&Plan::fsdp_replicas,          {sharded, value,   sharded, value,   value,   value,   value}},
     // What is asked of the host decides how much of any layer a partial graph holds.
-    FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    none}},
+    FieldRow{&Plan::dispatcher,             {value,   value,   none,    none,    value,   none,    value}},
     FieldRow{&Plan::cp_comm,                {value,   value,   none,    value,   none,    none,    none}},
     FieldRow{&Plan::capacity,               {value,   value,   none,    none,    value,   value,   none}},
     FieldRow{&Plan::paged_stash,            {value,   value,   none,    value,   value,   value,   none,    experts}},

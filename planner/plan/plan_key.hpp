@@ -1,6 +1,7 @@
 // Keys of what is worked out once and kept: the fields of a plan that the table of plan_dependence.hpp names for it.
 #pragma once
 
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/plan_dependence.hpp"
 #include "planner/plan/routing.hpp"
 
@@ -59,6 +60,9 @@ auto part(const Plan& plan, bool counts) {
     } else if constexpr (as == As::value && same_member(field.member, &Plan::routing)) {
         const Routing routing = counts ? routing_from_string(value) : Routing{};
         return std::tuple<double, double>(routing.load, routing.spread);
+    } else if constexpr (as == As::value && same_member(field.member, &Plan::dispatcher)) { // and its levels
+        const int inner = counts ? expert_inner(plan) : 0;
+        return std::tuple<Dispatcher, int>(value, counts && inner < plan.ep ? inner : 0);
     } else if constexpr (as == As::value && same_member(field.member, &Plan::lengths)) { // Its text may be long.
         return std::tuple<std::size_t>(value.empty() ? 0 : std::hash<std::string>()(value));
     } else if constexpr (as == As::value || as == As::sharded) {

@@ -3,8 +3,10 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/model/layer_kind.hpp"
 #include "planner/plan/plan.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -18,6 +20,16 @@ double number(const std::string& text, const std::string& digits, double low, co
     if (error != std::errc{} || last != end || !std::isfinite(value) || value < low || value > 1e6)
         refuse("routing = {}: write {}", shown(text), rule);
     return value;
+}
+
+double log_choose(double n, double k) {
+    if (k < 0.0 || k > n) return -INFINITY;
+    return std::lgamma(n + 1.0) - std::lgamma(k + 1.0) - std::lgamma(n - k + 1.0);
+}
+
+// Chance that none of `draws` distinct ones out of `all` falls among `marked`.
+double miss(double all, double marked, double draws) {
+    return std::exp(log_choose(all - marked, draws) - log_choose(all, draws));
 }
 
 } // namespace
@@ -66,5 +78,24 @@ std::string to_string(const Routing& r) {
 }
 
 double routed_load(const Plan& plan) { return routing_from_string(plan.routing).load; }
+
+double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router) {
+    if (buckets <= 1) return 1.0;
+    const double per_bucket = static_cast<double>(experts) / buckets;
+    const int groups = std::max(1, router.groups), kept = std::clamp(router.groups_kept, 1, groups);
+    const double per_group = static_cast<double>(experts) / groups, pool = per_group * kept;
+    double missed = 0.0;
+    if (kept == groups) {
+        missed = miss(experts, per_bucket, top_k);
+    } else if (buckets >= groups) { // a bucket lies within one group, and a kept group holds at least one choice
+        const double share = static_cast<double>(kept) / groups, unused = miss(pool, per_group, top_k);
+        const double missed_in_kept = (miss(pool, per_bucket, top_k) - unused) / (1.0 - unused);
+        missed = (1.0 - share) + share * missed_in_kept;
+    } else { // a bucket holds several groups and is missed when none of them is kept
+        const double inside = static_cast<double>(groups) / buckets;
+        missed = std::exp(log_choose(groups - inside, kept) - log_choose(groups, kept));
+    }
+    return buckets * (1.0 - missed);
+}
 
 } // namespace moe::plan

@@ -97,7 +97,8 @@ bool joins_devices(const plan::Plan& plan) {
 }
 
 bool is_pairwise(OpKind kind) {
-    return kind == OpKind::all_to_all_rows || kind == OpKind::all_to_all || kind == OpKind::ring_exchange;
+    return kind == OpKind::all_to_all_rows || kind == OpKind::all_to_all || kind == OpKind::all_to_all_slots ||
+           kind == OpKind::ring_exchange;
 }
 
 Communicators communicators_of(const Program& program, const plan::Mesh& mesh) {

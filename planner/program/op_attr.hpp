@@ -245,7 +245,8 @@ struct PermuteAttr {
     std::int64_t padded = 0;
 };
 // Row movement over EP (and ETP). combine = false: tokens to experts; true: back. Counts come from all_counts[G, E]
-// with G = ep ranks (ETP > 1: etp*ep, ETP fastest).
+// with G = ep ranks (ETP > 1: etp*ep, ETP fastest). Two levels have one each: `ep` domains and slots of `capacity`
+// rows, then `ep` ranks of a domain and its experts alone.
 struct RowsAttr {
     std::int64_t cols = 0, capacity = 0; // capacity: rows of the expert-side buffer
     int experts = 0, ep = 1, etp = 1;

@@ -86,10 +86,16 @@ enum class OpKind : std::uint8_t {
     drop_copies,   // index[R, K], weight, [positions of rows] -> of T rows index with -1 where dropped, weight with
                    // 0 there; DropAttr
     local_experts, // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
-    expert_bias,   // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket of
-                   // the bias, unless rows overflowed or the step is bad; ExpertBiasAttr
-    permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
-                   // where index is negative
+    // Dispatch in two levels: the tokens of this rank for each of D NVLink domains, which travel in slots of S rows,
+    // RowsAttr::capacity; those beyond S have no place (-1) and are added to overflow. RowsAttr, with ep = D.
+    token_domains,  // index[T, K] -> counts[D] i32, slot_of[T*D] i32: row of the token in the slots [D*S],
+                    // [+overflow[1]]
+    domain_experts, // index[D*S, K] as it came, counts[D, D] of all -> index counted from the domain's first expert, -1
+                    // for experts of other domains and in rows without a token
+    expert_bias,    // load[E], [overflow[1]], s[1], hyper[9] -> +master, w[n]: this rank's shard of the bucket of
+                    // the bias, unless rows overflowed or the step is bad; ExpertBiasAttr
+    permute_map,    // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
+                    // where index is negative
     permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
                    // one value per copy (PermuteAttr)
     unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
@@ -132,6 +138,8 @@ enum class OpKind : std::uint8_t {
     all_gather_rows,     // rows[cap, C], all_counts -> rows[etp*cap, C] over ETP, members' valid rows one after another
     reduce_scatter_rows, // the inverse with a sum over ETP
     all_to_all,          // x[R, C] -> y: heads of the whole sequence <-> all heads of this rank's tokens; AllToAllAttr
+    all_to_all_slots,    // x[D*S, C], counts[D, D] i32 -> y[D*S, C]: slot d goes to member d, which holds counts[me][d]
+                         // rows of data (combine: back, counts[d][me]); devices send whole slots; RowsAttr
     ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
     // Dispatch and permute in one, over memory that the members reach: x[T, C], all_counts, row_of, [weight[T, K]],
     // [places] -> rows[cap, C] expert-major, [probs[cap], places[G*T, K]: where the members' copies lie here]; RowsAttr

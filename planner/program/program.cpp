@@ -164,6 +164,10 @@ const char* to_string(OpKind kind) {
         return "drop_copies";
     case OpKind::local_experts:
         return "local_experts";
+    case OpKind::token_domains:
+        return "token_domains";
+    case OpKind::domain_experts:
+        return "domain_experts";
     case OpKind::expert_bias:
         return "expert_bias";
     case OpKind::permute_map:
@@ -234,6 +238,8 @@ const char* to_string(OpKind kind) {
         return "reduce_scatter_rows";
     case OpKind::all_to_all:
         return "all_to_all";
+    case OpKind::all_to_all_slots:
+        return "all_to_all_slots";
     case OpKind::ring_exchange:
         return "ring_exchange";
     case OpKind::send:

@@ -75,11 +75,11 @@ double least_seconds(const LayerPart& dense, const LayerPart& routed, int side) 
 }
 
 std::array<int, 2> PartFloors::places(const estimate::Placements& groups) {
-    const auto [tensor, context, expert, expert_tensor, dispatch, data, expert_data, micro_batch, inner, outer, keys] =
-        groups;
+    const auto [tensor, context, expert, expert_tensor, dispatch, data, expert_data, micro_batch, inner, outer, keys,
+                in_domain, over_domains] = groups;
     const std::array<std::vector<cost::Placement>, 2> wanted{
         std::vector{tensor, context, data, inner, outer, keys},
-        std::vector{expert, expert_tensor, dispatch, expert_data, micro_batch}};
+        std::vector{expert, expert_tensor, dispatch, expert_data, micro_batch, in_domain, over_domains}};
     std::array<int, 2> numbers{};
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < 2; ++i) {

@@ -3,6 +3,7 @@
 
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/routing.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -58,7 +59,7 @@ Placement find_placement(const plan::Plan& plan, plan::Group group) {
 
 Placement Routes::placement(const plan::Plan& plan, plan::Group group) const {
     const GroupKey key{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp, plan.fsdp_replicas,
-                        plan::key_replicas(plan), static_cast<int>(group.domain), group.axes},
+                        plan::key_replicas(plan), plan::expert_inner(plan), static_cast<int>(group.domain), group.axes},
                        plan.rank_order};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -117,44 +118,11 @@ double pair_seconds(const GroupLinks& g, double bytes) {
     return g.routes.pair.latency + bytes / (g.routes.pair.bandwidth * g.efficiency);
 }
 
-namespace {
-
-double log_choose(double n, double k) {
-    if (k < 0.0 || k > n) return -INFINITY;
-    return std::lgamma(n + 1.0) - std::lgamma(k + 1.0) - std::lgamma(n - k + 1.0);
-}
-
-// Chance that none of `draws` distinct ones out of `all` falls among `marked`.
-double miss(double all, double marked, double draws) {
-    return std::exp(log_choose(all - marked, draws) - log_choose(all, draws));
-}
-
-} // namespace
-
-double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router) {
-    if (buckets <= 1) return 1.0;
-    const double per_bucket = static_cast<double>(experts) / buckets;
-    const int groups = std::max(1, router.groups), kept = std::clamp(router.groups_kept, 1, groups);
-    const double per_group = static_cast<double>(experts) / groups, pool = per_group * kept;
-    double missed = 0.0;
-    if (kept == groups) {
-        missed = miss(experts, per_bucket, top_k);
-    } else if (buckets >= groups) { // a bucket lies within one group, and a kept group holds at least one choice
-        const double share = static_cast<double>(kept) / groups, unused = miss(pool, per_group, top_k);
-        const double missed_in_kept = (miss(pool, per_bucket, top_k) - unused) / (1.0 - unused);
-        missed = (1.0 - share) + share * missed_in_kept;
-    } else { // a bucket holds several groups and is missed when none of them is kept
-        const double inside = static_cast<double>(groups) / buckets;
-        missed = std::exp(log_choose(groups - inside, kept) - log_choose(groups, kept));
-    }
-    return buckets * (1.0 - missed);
-}
-
 double token_exchange_seconds(const GroupLinks& g, const stack::LinkShares& shares, double copy_bytes,
-                              const model::Moe& moe) {
+                              const model::Moe& moe, int groups) {
     if (g.placement.size <= 1) return 0.0;
     const int n = g.placement.size, domains = g.placement.domains, nodes = g.placement.nodes;
-    const double ranks = distinct_destinations(moe.experts, moe.top_k, n, moe.router);
+    const double ranks = plan::distinct_destinations(moe.experts, moe.top_k, n * groups, moe.router);
     double seconds = 0.0;
     if (g.placement.per_domain > 1) {
         const double remote = static_cast<double>(g.placement.per_domain - 1) / g.placement.per_domain;
@@ -162,7 +130,7 @@ double token_exchange_seconds(const GroupLinks& g, const stack::LinkShares& shar
     }
     // Copies to that many parts of the group, less what stays in the part where the token is.
     const auto sent = [&](int parts, int apart) {
-        const double copies = distinct_destinations(moe.experts, moe.top_k, parts, moe.router);
+        const double copies = plan::distinct_destinations(moe.experts, moe.top_k, parts, moe.router);
         return copy_bytes * copies * (apart - 1) / apart;
     };
     if (domains > nodes)

@@ -37,7 +37,7 @@ private:
     mutable std::mutex mutex_;
     mutable std::map<Placement, Set> sets_;
     struct GroupKey {
-        std::array<int, 12> numbers; // of the mesh, and domain and axes of the group
+        std::array<int, 13> numbers; // of the mesh, and domain and axes of the group
         std::string rank_order;
         bool operator==(const GroupKey&) const = default;
     };
@@ -71,15 +71,11 @@ double all_to_all_seconds(const GroupLinks& group, double bytes);
 double ring_step_seconds(const GroupLinks& group, double bytes);
 double pair_seconds(const GroupLinks& group, double bytes);
 
-// The spread of a token's K experts over `buckets` equal parts of the experts: the expected number of distinct parts,
-// under uniform routing within the kept expert groups. Hypergeometric; e.g. 256 experts, K 8, 8 of 8 parts: 5.29; with
-// DeepSeek-V3's 4 of 8 groups: 4.00 (DeepEP and HybridEP send one copy per distinct destination).
-double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router);
-
 // Dispatch or combine that sends one copy of a token per distinct destination: over the NIC once per node, to the peer
 // of the same index there, over PCIe once per NVLink domain and over NVLink once per rank; all at the same time.
-// copy_bytes: all local tokens once.
+// copy_bytes: all local tokens once. groups: equal groups that share the experts, each of which has come by its tokens
+// already; every member then passes on those of its place in all of them.
 double token_exchange_seconds(const GroupLinks& group, const stack::LinkShares& shares, double copy_bytes,
-                              const model::Moe& moe);
+                              const model::Moe& moe, int groups = 1);
 
 } // namespace moe::cost

@@ -76,6 +76,7 @@ std::string family_of(const plan::Plan& plan, const program::Op& op, bool merged
                                                      : program::peer_blocks_alone);
     }
     const bool counts = op.kind == program::OpKind::all_gather && op.stream == program::Stream::expert &&
+                        op.group.axes != plan::axis::expert_outer &&
                         op.bytes <= static_cast<double>(program::most_gathered_over_peers);
     return counts && plan.dispatcher == plan::Dispatcher::hybridep ? program::peer_gather_key
                                                                    : program::to_string(op.kind);
@@ -225,9 +226,11 @@ double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAtt
         refuse("dispatcher {}: stack {} states no efficiency for it: use one that it offers", name, stack_.name);
     group.efficiency = group.placement.domains > 1 ? found->second.nic : found->second.nvlink;
     if (plan_.dispatcher == plan::Dispatcher::alltoall) return all_to_all_seconds(group, op.bytes);
+    // Two levels: what is left for this op is the way within one of so many domains.
+    const int domains = std::max(1, plan_.ep / rows.ep);
     const model::Moe* moe = nullptr;
     for (const model::LayerKind& kind : plan_.model->kinds)
-        if (kind.moe && kind.moe->experts == rows.experts) moe = &*kind.moe;
+        if (kind.moe && kind.moe->experts == rows.experts * domains) moe = &*kind.moe;
     if (moe == nullptr) fail("op {}: no layer kind has {} experts", program::to_string(op.kind), rows.experts);
     const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
     const double beside = plan_.dispatcher == plan::Dispatcher::hybridep ? weights_beside(op, rows, group) : 0.0;
@@ -237,7 +240,7 @@ double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAtt
                                 static_cast<double>(program::bytes_of(program::Dtype::bf16, rows.cols));
         shares.nvlink /= 1.0 + shares.nvlink * group.nvlink.bandwidth * per_byte;
     }
-    return token_exchange_seconds(group, shares, copy * (1.0 + beside), *moe);
+    return token_exchange_seconds(group, shares, copy * (1.0 + beside), *moe, domains);
 }
 
 double CostModel::communication_seconds(const program::Op& op, GroupLinks group) const {
@@ -255,6 +258,7 @@ double CostModel::communication_seconds(const program::Op& op, GroupLinks group)
     case program::OpKind::all_reduce:
         return all_reduce_seconds(group, op.bytes);
     case program::OpKind::all_to_all:
+    case program::OpKind::all_to_all_slots:
         return all_to_all_seconds(group, op.bytes);
     case program::OpKind::ring_exchange:
         return ring_step_seconds(group, op.bytes);

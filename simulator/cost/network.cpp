@@ -111,13 +111,6 @@ void check(const machine::Hardware& hardware, const Placement& placement) {
 
 } // namespace
 
-int domain_of_job(const machine::Hardware& hardware, int gpus) {
-    int domain = std::max(1, std::min(hardware.nvlink_domain_used, gpus));
-    if (gpus <= hardware.nvlink_domain) return gpus;
-    while (gpus % domain != 0) --domain;
-    return domain;
-}
-
 int node_of_job(const machine::Hardware& hardware, int gpus) {
     const int domain = domain_of_job(hardware, gpus);
     if (!(hardware.pcie.bandwidth > 0.0)) return domain;

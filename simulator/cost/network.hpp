@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/machine/fwd.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <vector>
 
@@ -21,9 +22,7 @@ struct Placement {
     auto operator<=>(const Placement&) const = default;
 };
 
-// GPUs of a job that share NVLink: nvlink_domain_used where the job fills whole domains, else the largest number up to
-// it that divides the job evenly.
-int domain_of_job(const machine::Hardware& hardware, int gpus);
+using plan::domain_of_job;
 // GPUs of a job that reach each other without a NIC: the largest number of whole domains up to a node that divides the
 // job evenly; the domain itself where it is the node or larger, or the machine has no PCIe tier.
 int node_of_job(const machine::Hardware& hardware, int gpus);

@@ -43,6 +43,10 @@ Placements SegmentCache::placements(const plan::Plan& plan) const {
         places[8] = at(emit::groups::context_inner);
         places[9] = at(emit::groups::context_outer);
     }
+    if (plan::expert_inner(plan) < plan.ep) {
+        places[11] = at(emit::groups::expert_inner);
+        places[12] = at(emit::groups::expert_outer);
+    }
     if (plan.router.has_loss()) places[7] = at({plan::Domain::dense, plan::axis::tensor | plan::axis::context});
     return places;
 }

@@ -37,14 +37,17 @@ inline std::uint64_t group_bit(plan::Group group) {
     if (group.axes == 0) return 0;
     for (const auto& [bit, axes] : key_groups)
         if (group.axes == axes) return std::uint64_t{1} << bit;
-    // The parts of the context and of the data axis stand where no group is: beside the axis that the domain has not.
+    // The parts of the context, of the expert and of the data axis stand where no group is: beside the axis that the
+    // domain has not.
     const int absent = group.domain == plan::Domain::dense ? plan::axis::expert : plan::axis::context;
-    const int axes = group.axes == plan::axis::context_inner   ? plan::axis::expert
-                     : group.axes == plan::axis::context_outer ? plan::axis::expert | plan::axis::context
-                     : (group.axes & plan::axis::shards) != 0
-                         ? (group.axes & ~plan::axis::shards) | plan::axis::data | absent
-                     : (group.axes & plan::axis::replicas) != 0 ? plan::axis::pipeline | absent
-                                                                : group.axes;
+    const int axes =
+        group.axes == plan::axis::context_inner    ? plan::axis::expert
+        : group.axes == plan::axis::context_outer  ? plan::axis::expert | plan::axis::context
+        : group.axes == plan::axis::expert_inner   ? plan::axis::expert | plan::axis::context
+        : group.axes == plan::axis::expert_outer   ? plan::axis::expert | plan::axis::context | plan::axis::tensor
+        : (group.axes & plan::axis::shards) != 0   ? (group.axes & ~plan::axis::shards) | plan::axis::data | absent
+        : (group.axes & plan::axis::replicas) != 0 ? plan::axis::pipeline | absent
+                                                   : group.axes;
     return std::uint64_t{1} << (32 * static_cast<int>(group.domain) + axes);
 }
 // The group of one bit.
@@ -54,6 +57,9 @@ inline plan::Group group_of_bit(int bit) {
     const int axes = bit % 32;
     if (bit == plan::axis::expert) return {plan::Domain::dense, plan::axis::context_inner};
     if (bit == (plan::axis::expert | plan::axis::context)) return {plan::Domain::dense, plan::axis::context_outer};
+    if (bit == 32 + (plan::axis::expert | plan::axis::context)) return {plan::Domain::expert, plan::axis::expert_inner};
+    if (bit == 32 + (plan::axis::expert | plan::axis::context | plan::axis::tensor))
+        return {plan::Domain::expert, plan::axis::expert_outer};
     const plan::Domain domain = bit < 32 ? plan::Domain::dense : plan::Domain::expert;
     const int absent = bit < 32 ? plan::axis::expert : plan::axis::context;
     if ((axes & absent) != 0 && (axes & plan::axis::data) != 0)
@@ -83,8 +89,8 @@ struct SegmentKey {
 
 // The placements of the groups of a segment's communication: tensor, context, expert, expert tensor, dispatch; then,
 // where the plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, the ranks
-// that share a micro-batch, the parts of CP, and the ranks that shard replicated key heads.
-using Placements = std::array<cost::Placement, 11>;
+// that share a micro-batch, the parts of CP, the ranks that shard replicated key heads, and the parts of EP.
+using Placements = std::array<cost::Placement, 13>;
 inline std::size_t hash_of(const Placements& places) {
     std::size_t sum = 0;
     for (const cost::Placement& p : places)

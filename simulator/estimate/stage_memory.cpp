@@ -141,7 +141,8 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
         if (std::any_of(known.begin(), known.end(), same)) continue;
         known.push_back(one);
         const bool exchanges =
-            !dense && (group.axes & plan::axis::expert) != 0 && plan.dispatcher == plan::Dispatcher::alltoall;
+            !dense && ((group.axes & plan::axis::expert_outer) != 0 ||
+                       ((group.axes & plan::axis::expert) != 0 && plan.dispatcher == plan::Dispatcher::alltoall));
         const bool pairwise = !data && (exchanges || (dense && (group.axes & plan::axis::any_context) != 0));
         (pairwise ? all.pairwise : all.collective).push_back(one.size);
     }

@@ -298,6 +298,51 @@ TEST_CASE("balance: experts of one rank are counted from its first") {
     CHECK(local == Index{1, -1, 0, -1, -1, -1});
 }
 
+TEST_CASE("balance: tokens go once to each domain that has some of their experts, as far as its slot has room") {
+    // Six experts in three domains; the third token has two of domain 1, the fourth was dropped.
+    const Index index{0, 5, 2, 1, 2, 3, -1, -1, 4, -1};
+    for (const std::int64_t slot : {5, 2}) {
+        const DomainShape s{5, slot, 2, 6, 3, 1};
+        Index counts(3, -7), slot_of(15, -7);
+        float overflow = 1.0f;
+        table().token_domains(s, index.data(), counts.data(), slot_of.data(), &overflow, nullptr);
+        const auto at = [slot](int domain, int row) { return static_cast<std::int32_t>(domain * slot + row); };
+        CHECK(counts == Index{2, 2, 2});
+        CHECK(slot_of ==
+              Index{at(0, 0), -1, at(2, 0), at(0, 1), at(1, 0), -1, -1, at(1, 1), -1, -1, -1, -1, -1, -1, at(2, 1)});
+        CHECK(overflow == 1.0f);
+    }
+    const DomainShape tight{5, 1, 2, 6, 3, 1};
+    Index counts(3, -7), slot_of(15, -7);
+    float overflow = 1.0f;
+    table().token_domains(tight, index.data(), counts.data(), slot_of.data(), &overflow, nullptr);
+    CHECK(counts == Index{1, 1, 1});
+    CHECK(slot_of == Index{0, -1, 2, -1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1});
+    CHECK(overflow == 4.0f);
+    // More tokens than a block of threads has, in order.
+    const std::int64_t many = 2500;
+    Index all(many), of_domain(many * 2, -7);
+    for (std::int64_t t = 0; t < many; ++t) all[static_cast<std::size_t>(t)] = t % 3 == 0 ? 1 : 0;
+    counts.assign(2, -7);
+    table().token_domains({many, many, 1, 2, 2, 0}, all.data(), counts.data(), of_domain.data(), nullptr, nullptr);
+    CHECK(counts == Index{1666, 834});
+    bool right = true;
+    for (std::int64_t t = 0; t < many; ++t) {
+        const auto third = static_cast<std::int32_t>(t / 3), row = static_cast<std::int32_t>(t - third - 1);
+        right = right && of_domain[static_cast<std::size_t>(2 * t)] == (t % 3 == 0 ? -1 : row) &&
+                of_domain[static_cast<std::size_t>(2 * t + 1)] == (t % 3 == 0 ? many + third : -1);
+    }
+    CHECK(right);
+}
+
+TEST_CASE("balance: choices that come to a domain are counted from its first expert, where a token came") {
+    // Slots of two rows from three domains, which sent one, none and two to domain 1 (experts 2 and 3).
+    const Index index{2, 5, 3, 3, 2, 2, 3, 3, 3, -1, 0, 2}, counts{9, 1, 9, 9, 0, 9, 9, 2, 9};
+    Index local(12, -7);
+    table().domain_experts({0, 2, 2, 6, 3, 1}, index.data(), counts.data(), local.data(), nullptr);
+    CHECK(local == Index{0, -1, -1, -1, -1, -1, -1, -1, 1, -1, -1, 0});
+}
+
 TEST_CASE("balance: dropped copies take no row and give nothing") {
     const Index index{1, -1, -1, 0, -1, -1};
     Index counts(2, -1), row_of(6, -7);

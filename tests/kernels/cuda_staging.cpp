@@ -253,13 +253,13 @@ const Kernels& staged_kernels() {
               &K::activation, &K::activation_grad, &K::sigmoid_scale, &K::sigmoid_scale_grad, &K::scale_rows,
               &K::scale_rows_grad, &K::jitter, &K::sinkhorn, &K::router, &K::router_grad, &K::router_load,
               &K::router_loss, &K::router_loss_grad, &K::add_counts, &K::drop_copies, &K::local_experts,
-              &K::expert_bias, &K::permute_map, &K::permute, &K::unpermute, &K::expert_counts, &K::fit_rows,
-              &K::sort_rows, &K::unsort_rows, &K::rows_to_slots, &K::slots_to_rows, &K::split_columns, &K::join_columns,
-              &K::grouped_gemm, &K::scaled_gemm, &K::scaled_wgrad, &K::quantize_rows, &K::quantize_columns,
-              &K::requantize_columns, &K::dequantize_rows, &K::quantize_weights, &K::round_operand,
-              &K::grouped_bias_add, &K::grouped_bias_grad, &K::ce_max, &K::ce_sum, &K::ce_loss, &K::ce_grad,
-              &K::cross_entropy, &K::zero, &K::draw_normal, &K::sum_squares, &K::adamw, &K::adamw_mxfp8, &K::momentum,
-              &K::unit, &K::orthogonal_step, &K::cast>(t);
+              &K::token_domains, &K::domain_experts, &K::expert_bias, &K::permute_map, &K::permute, &K::unpermute,
+              &K::expert_counts, &K::fit_rows, &K::sort_rows, &K::unsort_rows, &K::rows_to_slots, &K::slots_to_rows,
+              &K::split_columns, &K::join_columns, &K::grouped_gemm, &K::scaled_gemm, &K::scaled_wgrad,
+              &K::quantize_rows, &K::quantize_columns, &K::requantize_columns, &K::dequantize_rows,
+              &K::quantize_weights, &K::round_operand, &K::grouped_bias_add, &K::grouped_bias_grad, &K::ce_max,
+              &K::ce_sum, &K::ce_loss, &K::ce_grad, &K::cross_entropy, &K::zero, &K::draw_normal, &K::sum_squares,
+              &K::adamw, &K::adamw_mxfp8, &K::momentum, &K::unit, &K::orthogonal_step, &K::cast>(t);
         t.reduce_sum = reduce<&K::reduce_sum>;
         t.reduce_max = reduce<&K::reduce_max>;
         return t;

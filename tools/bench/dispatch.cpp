@@ -1,11 +1,15 @@
-// Dispatch and combine over peer memory beside NCCL's exchange in slots and beside a peer copy: GB/s over sizes.
+// Dispatch and combine over peer memory beside NCCL's exchange in slots, of all rows or of a token once for each GPU,
+// and beside a peer copy: GB/s over sizes.
 //
 // bench-dispatch [BLOCKS..]: on the GPUs of this machine (2, 4 or 8 of them, a rank each), for each limit of
 // multiprocessors. GB/s of the link count the rows that a rank sends to others, one per token and rank, those of NCCL's
 // exchange too, although it sends one per copy: times compare by them. `rows` counts every row that is delivered.
+// `domains` are two levels where every GPU is a node; NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 make NCCL's ways leave
+// it.
 #include "engine/backends/cuda/backend.hpp"
 #include "kernels/cuda/check.hpp"
 #include "planner/base/error.hpp"
+#include "tools/bench/domain_ranks.hpp"
 #include "tools/bench/peer_ranks.hpp"
 
 #include <fmt/format.h>
@@ -105,7 +109,7 @@ private:
 // them, rows out of the slots and sorted by expert.
 class Slots {
 public:
-    Slots(const PeerRanks& ranks, const std::vector<comm::CollectiveLibrary::Member>& members)
+    Slots(const PeerRanks& ranks, const Members& members)
         : ranks_(ranks), members_(members), type_(ranks.sizes().type) {
         const TokenShape& s = ranks.sizes().shape;
         const auto row = s.cols * static_cast<std::int64_t>(size_of(type_));
@@ -179,27 +183,22 @@ private:
         return out;
     }
     void exchange(int r) const {
-        const comm::CollectiveLibrary& nccl = backends::nccl_library();
-        const std::int64_t bytes = slot_rows_ * ranks_.sizes().shape.cols * static_cast<std::int64_t>(size_of(type_));
         const Buffers& b = buffers_[static_cast<std::size_t>(r)];
-        nccl.begin_group();
-        for (int m = 0; m < ranks_.count(); ++m) {
-            nccl.send(members_[static_cast<std::size_t>(r)], b.out + m * bytes, bytes, m, ranks_[r].stream);
-            nccl.recv(members_[static_cast<std::size_t>(r)], b.in + m * bytes, bytes, m, ranks_[r].stream);
-        }
-        nccl.end_group();
+        exchange_slots(members_[static_cast<std::size_t>(r)], ranks_.count(), b.out, b.in,
+                       slot_rows_ * ranks_.sizes().shape.cols * static_cast<std::int64_t>(size_of(type_)),
+                       ranks_[r].stream);
     }
 
     const PeerRanks& ranks_;
-    const std::vector<comm::CollectiveLibrary::Member>& members_;
+    const Members& members_;
     Type type_;
     std::int64_t sent_ = 0, slot_rows_ = 0;
     std::vector<Buffers> buffers_;
 };
 
-std::vector<comm::CollectiveLibrary::Member> join_nccl(int ranks) {
+Members join_nccl(int ranks) {
     const comm::MeetingPoint point = backends::nccl_library().meeting_point();
-    std::vector<comm::CollectiveLibrary::Member> members(static_cast<std::size_t>(ranks));
+    Members members(static_cast<std::size_t>(ranks));
     on_threads(ranks, [&](int r) {
         CUDA_CHECK(cudaSetDevice(r));
         const comm::CollectiveLibrary& nccl = backends::nccl_library();
@@ -258,8 +257,7 @@ double peer_copy(const PeerRanks& ranks, bool both) {
     return static_cast<double>(bytes) / timer.seconds();
 }
 
-void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
-             const std::vector<comm::CollectiveLibrary::Member>& members) {
+void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits, const Members& members) {
     std::vector<Choices> choices;
     for (int r = 0; r < sizes.ranks; ++r)
         choices.push_back(draw_choices(sizes.shape, skew, static_cast<std::uint64_t>(r + 1)));
@@ -272,7 +270,7 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
                            rate(moved.delivered));
     };
     const auto line = [&](const char* who, int blocks, const std::string& out, const std::string& back) {
-        fmt::print("{:6} {:5} {:2}/{:<3} {:4.1f}  {:<5} {:3} | {} | {}\n", sizes.shape.tokens, sizes.shape.cols,
+        fmt::print("{:6} {:5} {:2}/{:<3} {:4.1f}  {:<7} {:3} | {} | {}\n", sizes.shape.tokens, sizes.shape.cols,
                    sizes.shape.top_k, sizes.shape.experts, skew, who, blocks, out, back);
         std::fflush(stdout);
     };
@@ -294,6 +292,10 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
     const double out = Timer(ranks, [&](int r) { slots.dispatch(r); }).seconds();
     const double back = Timer(ranks, [&](int r) { slots.combine(r); }).seconds();
     line("NCCL", 0, rates(sizes, moved, out), rates(sizes, moved, back));
+    const DomainRanks domains(ranks, members, choices);
+    const double there = Timer(ranks, [&](int r) { domains.dispatch(r); }).seconds();
+    const double home = Timer(ranks, [&](int r) { domains.combine(r); }).seconds();
+    line("domains", 0, rates(sizes, moved, there), rates(sizes, moved, home));
 }
 
 int run(int count, char** words) {
@@ -314,7 +316,7 @@ int run(int count, char** words) {
                     1e-9 * peer_copy(buffers, false), 1e-9 * peer_copy(buffers, true));
     }
     const auto members = join_nccl(ranks);
-    std::printf("tokens width top/of skew        | dispatch                              | combine\n");
+    std::printf("tokens width top/of skew          | dispatch                              | combine\n");
     for (const std::int64_t cols : {2048, 7168})
         for (const std::int64_t tokens : {1024, 4096, 16384})
             measure({ranks, {tokens, cols, 0, 8, 128}, Type::bf16}, 0.0, limits, members);

@@ -19,6 +19,8 @@ inline constexpr plan::Group context{plan::Domain::dense, plan::axis::context};
 inline constexpr plan::Group context_inner{plan::Domain::dense, plan::axis::context_inner};
 inline constexpr plan::Group context_outer{plan::Domain::dense, plan::axis::context_outer};
 inline constexpr plan::Group expert{plan::Domain::expert, plan::axis::expert};
+inline constexpr plan::Group expert_inner{plan::Domain::expert, plan::axis::expert_inner};
+inline constexpr plan::Group expert_outer{plan::Domain::expert, plan::axis::expert_outer};
 inline constexpr plan::Group expert_tensor{plan::Domain::expert, plan::axis::tensor};
 inline constexpr plan::Group dispatch{plan::Domain::expert, plan::axis::expert | plan::axis::tensor};
 inline constexpr plan::Group samples{plan::Domain::dense, plan::axis::context | plan::axis::data};

@@ -116,6 +116,7 @@ bool MoeLayer::quantizes_tokens(const emit::Builder& b) const {
     const plan::Plan& plan = b.plan();
     if (!plan.blocks_by_rows() || plan.experts() != machine::Precision::fp8_blockwise || b.bf16 || moe_.probs_on_input)
         return false;
+    if (two_levels(b)) return false; // Slots have no scales.
     if (over_peers(b)) return width() % (4 * program::fp8_block_size) == 0;
     return !exchanges(b) && plan.memory_efficient_permutation;
 }
@@ -153,7 +154,9 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
         count_load(b, counts);
         counts = map.size() > 2 ? map.back() : counts;
         counts_ = counts;
-        if (exchanges(b) && !gathers(b)) {
+        if (two_levels(b)) {
+            route_domains(b);
+        } else if (exchanges(b) && !gathers(b)) {
             all_counts_ = gather_counts(b, counts);
             fit_rows(b, all_counts_, {1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
             counts_ = b.tensor("local_counts", program::Dtype::i32, moe_.experts / plan.ep, 1);
@@ -163,6 +166,7 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
         }
     }
     if (gathers(b)) return dispatch_gathered(b, x, weight, name);
+    if (two_levels(b)) return dispatch_domains(b, x, weight, name);
     if (over_peers(b)) return dispatch_over_peers(b, x, weight, name);
     const bool fused = exchanges(b) && plan.dispatcher != plan::Dispatcher::alltoall;
     if (fused) {
@@ -208,6 +212,7 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
 
 MoeLayer::Rows MoeLayer::combine(emit::Builder& b, Rows rows, const std::string& name) {
     b.module = b.phase == program::Phase::forward ? program::Module::combine : program::Module::dispatch;
+    if (two_levels(b)) return combine_domains(b, rows, name);
     if (over_peers(b)) return combine_over_peers(b, rows, name);
     const program::TensorId y = combine_rows(b, rows.rows, name);
     return {y, rows.probs == program::no_tensor ? program::no_tensor : combine_probs(b, rows.probs)};
@@ -261,6 +266,7 @@ program::TensorId MoeLayer::combine_probs(emit::Builder& b, program::TensorId dp
 MoeLayer::Rows MoeLayer::dispatch_over_peers(emit::Builder& b, program::TensorId x, program::TensorId weight,
                                              const std::string& name) {
     const bool forward = weight != program::no_tensor;
+    const Level level = this->level(b);
     const std::int64_t cap = capacity(b), h = width();
     const double expected = routed_rows(b);
     // The gradient is quantized where it arrives, in the forms that its products read.
@@ -272,30 +278,30 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(emit::Builder& b, program::TensorId
     program::Operands in{tokens, all_counts_, row_of_, weight}, results{rows};
     if (forward) {
         out.probs = b.tensor(name + ".probs", program::Dtype::f32, cap, 1, expected);
-        places_ = b.tensor("places", program::Dtype::i32, b.local_tokens() * b.plan().ep, moe_.top_k);
+        places_ = b.tensor("places", program::Dtype::i32, level.tokens * level.ep, moe_.top_k);
         results.append({out.probs, places_});
     } else {
         in.push_back(places_);
     }
-    b.communicate(program::OpKind::dispatch_tokens, emit::groups::dispatch, program::Stream::expert, in, results,
-                  program::RowsAttr{h, cap, moe_.experts, b.plan().ep, 1, false, shared_.has_value()})
+    b.communicate(program::OpKind::dispatch_tokens, level.group, program::Stream::expert, in, results,
+                  program::RowsAttr{h, cap, level.experts, level.ep, 1, false, shared_.has_value()})
         .bytes = expected * static_cast<double>(program::bytes_of(dtype, h));
     return out;
 }
 
 MoeLayer::Rows MoeLayer::combine_over_peers(emit::Builder& b, Rows rows, const std::string& name) {
-    const std::int64_t tokens = b.local_tokens(), h = width();
-    const std::int64_t parts = tokens * std::min(moe_.top_k, b.plan().ep);
+    const Level level = this->level(b);
+    const std::int64_t tokens = level.tokens, h = width(), parts = tokens * std::min(moe_.top_k, level.ep);
     Rows out{b.activation(name, tokens, h), program::no_tensor};
     program::Operands in{rows.rows, all_counts_, row_of_, places_},
         results{out.rows, b.activation(name + ".parts", parts, h)};
     if (rows.probs != program::no_tensor) {
         in.push_back(rows.probs);
-        out.probs = b.tensor("dweight", program::Dtype::f32, tokens, moe_.top_k);
+        out.probs = b.tensor(level.domains > 1 ? "dweight.domain" : "dweight", program::Dtype::f32, tokens, moe_.top_k);
         results.push_back(out.probs);
     }
-    b.communicate(program::OpKind::combine_tokens, emit::groups::dispatch, program::Stream::expert, in, results,
-                  program::RowsAttr{h, b.at(rows.rows).rows, moe_.experts, b.plan().ep, 1, true})
+    b.communicate(program::OpKind::combine_tokens, level.group, program::Stream::expert, in, results,
+                  program::RowsAttr{h, b.at(rows.rows).rows, level.experts, level.ep, 1, true})
         .bytes = b.at(rows.rows).expected_bytes();
     return out;
 }

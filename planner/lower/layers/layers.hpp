@@ -246,6 +246,24 @@ private:
     Rows dispatch_gathered(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
     program::TensorId combine_gathered(emit::Builder& b, program::TensorId rows, std::int64_t cols, bool per_copy,
                                        const std::string& name);
+    // The ranks that tokens reach over peers' memory, their experts, and this rank's tokens for them: all of the EP
+    // group, or where dispatch has two levels those of one domain and what came for them from as many domains.
+    struct Level {
+        std::int64_t tokens = 0;
+        int experts = 0, ep = 1, domains = 1;
+        plan::Group group;
+    };
+    Level level(const emit::Builder& b) const;
+    bool two_levels(const emit::Builder& b) const;
+    double tokens_sent(const emit::Builder& b, int domains) const;
+    std::int64_t slot_rows(const emit::Builder& b, int domains) const;
+    program::RowsAttr slots_attr(const emit::Builder& b, std::int64_t cols, bool back) const;
+    program::TensorId into_slots(emit::Builder& b, program::TensorId x, const std::string& name);
+    program::TensorId exchange_slots(emit::Builder& b, program::TensorId slots, bool back, const std::string& name);
+    void out_of_slots(emit::Builder& b, program::TensorId slots, program::TensorId y);
+    void route_domains(emit::Builder& b);
+    Rows dispatch_domains(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
+    Rows combine_domains(emit::Builder& b, Rows rows, const std::string& name);
     Rows dispatch_over_peers(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
     Rows combine_over_peers(emit::Builder& b, Rows rows, const std::string& name);
     program::TensorId gather_group(emit::Builder& b, program::TensorId x,
@@ -293,6 +311,7 @@ private:
     program::TensorId logits_ = program::no_tensor, index_ = program::no_tensor, weight_ = program::no_tensor,
                       row_of_ = program::no_tensor, counts_ = program::no_tensor, all_counts_ = program::no_tensor,
                       places_ = program::no_tensor;
+    program::TensorId slot_of_ = program::no_tensor, domain_counts_ = program::no_tensor; // of two levels
     program::TensorId unscaled_ = program::no_tensor; // weight_ before those factors
     program::TensorId balance_load_ = program::no_tensor,
                       kept_ = program::no_tensor;       // kept_: index_ without the copies that are dropped

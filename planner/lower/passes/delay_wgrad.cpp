@@ -51,8 +51,9 @@ void delay_wgrad_pass(program::Template& backward) {
         for (; end < ops.size() && ops[end].layer == layer; ++end) {
             weights =
                 weights || (ops[end].phase == program::Phase::wgrad && ops[end].module == program::Module::experts);
-            const bool leaves =
-                ops[end].kind == program::OpKind::all_to_all_rows || ops[end].kind == program::OpKind::combine_tokens;
+            const bool leaves = ops[end].kind == program::OpKind::all_to_all_rows ||
+                                ops[end].kind == program::OpKind::all_to_all_slots ||
+                                ops[end].kind == program::OpKind::combine_tokens;
             if (weights && exchange == ops.size() && leaves) exchange = end;
         }
         if (exchange < end) {

@@ -117,6 +117,44 @@ TEST_CASE("all_to_all turns sequence shards into head shards and back") {
     CHECK(wrong.count == 0);
 }
 
+TEST_CASE("slots reach the members that they are for and come back, no more of them than the rows that there are") {
+    Wrong wrong;
+    on_ranks(mesh_plan(1, 4, 1, 4, 1), 2, [&](comm::Communicator& c) {
+        // Member s has (s + m) % 3 rows of two columns for member m, in slots of three.
+        const int me = c.index(ep);
+        std::vector<std::int32_t> counts;
+        for (int s = 0; s < 4; ++s)
+            for (int m = 0; m < 4; ++m) counts.push_back((s + m) % 3);
+        std::vector<float> x, y(24, -1.0f), home(24, -1.0f);
+        for (int i = 0; i < 24; ++i) x.push_back(static_cast<float>(100 * me + i));
+        const program::RowsAttr to{2, 3, 8, 4, 1, false}, back{2, 3, 8, 4, 1, true};
+        c.all_to_all_slots(ep, x.data(), counts.data(), y.data(), to, program::Dtype::f32);
+        for (int s = 0; s < 4; ++s)
+            for (int i = 0; i < 6; ++i)
+                wrong.unless(y[static_cast<std::size_t>(6 * s + i)] ==
+                             (i < 2 * ((s + me) % 3) ? static_cast<float>(100 * s + 6 * me + i) : -1.0f));
+        c.all_to_all_slots(ep, y.data(), counts.data(), home.data(), back, program::Dtype::f32);
+        for (int m = 0; m < 4; ++m)
+            for (int i = 0; i < 6; ++i)
+                wrong.unless(home[static_cast<std::size_t>(6 * m + i)] ==
+                             (i < 2 * ((me + m) % 3) ? x[static_cast<std::size_t>(6 * m + i)] : -1.0f));
+    });
+    CHECK(wrong.count == 0);
+}
+
+TEST_CASE("a slot with more rows than it was planned for ends the ranks with the numbers") {
+    const plan::Plan plan = mesh_plan(1, 2, 1, 2, 1);
+    CHECK_THROWS_WITH_AS(
+        on_ranks(
+            plan, 2,
+            [](comm::Communicator& c) {
+                const std::vector<std::int32_t> counts{0, 4, 0, 0};
+                std::vector<float> x(6), y(6);
+                c.all_to_all_slots(ep, x.data(), counts.data(), y.data(), {1, 3, 4, 2, 1, false}, program::Dtype::f32);
+            }),
+        doctest::Contains("4 rows from member 0 to 1, a slot has 3"), Error);
+}
+
 TEST_CASE("routed rows reach their experts over EP and ETP and come back summed") {
     Wrong wrong;
     const int experts = 6;

@@ -92,6 +92,26 @@ TEST_CASE("cuda ranks 2: tokens over peers' memory") {
     check_ranks(2, "qwen3", {{"ep", "2"}, {"dispatcher", "hybridep"}, {"ep_overlap", "on"}});
 }
 
+// Every GPU is a domain of its own, as two nodes of one GPU each: nothing is reached over peers' memory.
+TEST_CASE("cuda ranks 2: tokens between domains of one GPU") {
+    const Fields apart{{"ep", "2"}, {"dispatcher", "hybridep"}, {"domain", "1"}};
+    const auto with = [&apart](Fields fields) {
+        fields.insert(fields.end(), apart.begin(), apart.end());
+        return fields;
+    };
+    check_ranks(2, "qwen3", apart);
+    check_ranks(2, "deepseek3", with({{"capacity", "1"}, {"recompute", "full"}}));
+    check_ranks(2, "mixtral", with({{"tp", "2"}, {"etp", "1"}}));
+    check_ranks(2, "qwen3", with({{"ep_overlap", "on"}}));
+    if (has_gpus(2)) check_model("qwen3", with({{"precision", "bf16"}}), 2e-2, true, 3, 2);
+}
+
+TEST_CASE("cuda ranks 4: tokens between domains of two GPUs, and within them") {
+    const Fields pairs{{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "2"}};
+    check_ranks(4, "qwen3", pairs);
+    check_ranks(4, "deepseek3", {{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "2"}, {"ep_overlap", "on"}});
+}
+
 // The tolerance is as on one GPU (cuda_test.cpp): beside what TP 2, which rounds other sums, changes on the CPU.
 TEST_CASE("cuda ranks 2: tokens that are quantized before they travel over peers' memory") {
     if (!has_gpus(2)) return;

@@ -4,6 +4,7 @@
 #include "engine/bench/collective_bench.hpp"
 #include "engine/comm/queued.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/measured.hpp"
 #include "tests/engine/comm/prompt.hpp"
@@ -53,7 +54,10 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
         {"qwen2", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}}},
         {"qwen2", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}}},
         {"gptoss", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "dualpipe-v"}, {"ep", "2"}}},
-        {"mixtral", {{"ep", "4"}, {"dispatcher", "allgather"}}}};
+        {"mixtral", {{"ep", "4"}, {"dispatcher", "allgather"}}},
+        {"qwen3", {{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "1"}}},
+        {"qwen3", {{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "1"}, {"capacity", "1.25"}}},
+        {"deepseek3", {{"tp", "2"}, {"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "1"}, {"ep_overlap", "on"}}}};
     for (const auto& [model, fields] : cases) {
         std::string what = model;
         for (const auto& [field, value] : fields) what.append(" ").append(field).append("=").append(value);
@@ -117,8 +121,9 @@ TEST_CASE("queued communication: random plans") {
     plan::CudaGraph scopes = plan::CudaGraph::none; // in turn
     for (const RandomCase& c : random_cases(11, draws(60), 5)) {
         const plan::Plan plan = plan_of(c);
-        if (plan.dispatcher != plan::Dispatcher::hybridep)
-            check_same(plan, c.text(), scopes); // which needs memory that GPUs share
+        // Within a domain hybridep needs memory that GPUs share.
+        if (plan.dispatcher != plan::Dispatcher::hybridep || plan.ep == 1 || plan::expert_inner(plan) == 1)
+            check_same(plan, c.text(), scopes);
         scopes = scopes == plan::CudaGraph::none   ? plan::CudaGraph::attn
                  : scopes == plan::CudaGraph::attn ? plan::CudaGraph::partial
                                                    : plan::CudaGraph::none;

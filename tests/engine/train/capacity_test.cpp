@@ -56,6 +56,8 @@ TEST_CASE("capacity: steps that overflow are run again, to the bits of worst-cas
         {"qwen3", 4, {{"ep", "4"}}},
         {"qwen3", 4, {{"ep", "4"}, {"dispatcher", "allgather"}}},
         {"qwen3", 4, {{"ep", "4"}, {"dispatcher", "hybridep"}}},
+        {"qwen3", 4, {{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "2"}}},
+        {"qwen3", 4, {{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "1"}, {"mbs", "2"}}}, // slots overflow, too
         {"qwen3", 8, {{"ep", "4"}, {"etp", "2"}}},
         {"qwen3", 8, {{"ep", "4"}, {"etp", "2"}, {"dispatcher", "allgather"}}},
         {"deepseek3", 8, {{"ep", "4"}, {"pp", "2"}}},

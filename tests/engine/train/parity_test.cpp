@@ -103,6 +103,25 @@ TEST_CASE("parity: tokens to ranks and back as one op") {
     check_plans("mixtral", {direct({{"tp", "2"}, {"ep", "8"}, {"etp", "1"}})});
 }
 
+TEST_CASE("parity: tokens to the domains that have their experts, and on to the ranks of a domain") {
+    const auto levels = [](const char* domain, Fields fields) {
+        fields.insert(fields.begin(), {{"dispatcher", "hybridep"}, {"domain", domain}});
+        return fields;
+    };
+    check_plans("qwen3", {levels("2", {{"ep", "8"}}), levels("1", {{"ep", "4"}, {"tp", "2"}, {"mbs", "2"}}),
+                          levels("4", {{"ep", "8"}, {"tp", "2"}, {"recompute", "moe"}}),
+                          levels("2", {{"pp", "2"}, {"ep", "4"}, {"delay_wgrad", "on"}}),
+                          levels("2", {{"ep", "8"}, {"ep_overlap", "on"}, {"mbs", "1"}}),
+                          levels("4", {{"rank_order", "tp-cp-dp-ep-pp"}, {"ep", "4"}}), // neighbours are 2 apart
+                          levels("1", {{"ep", "4"}, {"memory_efficient_permutation", "off"}, {"ep_overlap", "on"}}),
+                          levels("1", {{"ep", "8"}, {"delay_wgrad", "on"}, {"recompute", "full"}})});
+    check_plans("deepseek3", {levels("2", {{"ep", "4"}, {"pp", "2"}, {"ep_overlap", "on"}})}, {{"aux_loss", "0.1"}});
+    check_plans("gptoss", {levels("4", {{"tp", "2"}, {"ep", "8"}})});
+    check_plans("mixtral", {levels("2", {{"ep", "8"}, {"tp", "2"}})},
+                {{"expert_capacity", "1"}, {"drop_scope", "full_sequence"}});
+    check_plans("llama4", {levels("2", {{"ep", "4"}, {"tp", "2"}})}); // routing weights on what experts read
+}
+
 TEST_CASE("parity: windows, sinks, biases and clamped gates") {
     check_plans("gptoss", {
                               {{"ep", "8"}, {"tp", "4"}},

@@ -207,6 +207,8 @@ void draw_passes(Dice& dice, RandomCase& c) {
     const std::string narrow = dice.aside().one_in(2) ? "adamw+fp8_exp_avg" : "adamw+bf16_moments";
     maybe(4, "optimizer", dice.of({narrow.c_str(), "muon"}));
     maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
+    if (c.plan.size() > 0 && c.plan.back().second == "hybridep" && dice.aside().one_in(2))
+        c.plan.emplace_back("domain", dice.aside().of({"1", "2", "4"}));
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
     if (dice.one_in(8) &&

@@ -227,12 +227,17 @@ plan::Plan small_plan(std::shared_ptr<const model::Model> model, int ranks, cons
     plan.seq = batch.seq;
     plan.gbs = batch.gbs;
     plan.precision = machine::Precision::fp32;
-    for (const auto& [field, value] : fields) plan::set_field(plan, field, value);
-    if (plan.cp_comm == plan::ContextComm::hierarchical) { // two members of a CP group in a domain
+    const auto join = [&plan](int ranks) {
         machine::Hardware domains = *plan.hardware;
-        domains.nvlink_domain = domains.nvlink_domain_used = 2 * plan.tp;
+        domains.nvlink_domain = domains.nvlink_domain_used = ranks;
         plan.hardware = std::make_shared<const machine::Hardware>(std::move(domains));
-    }
+    };
+    for (const auto& [field, value] : fields)
+        if (field == "domain")
+            join(std::stoi(value));
+        else
+            plan::set_field(plan, field, value);
+    if (plan.cp_comm == plan::ContextComm::hierarchical) join(2 * plan.tp); // two members of a CP group in a domain
     plan.dp = ranks / (plan.tp * plan.cp * plan.pp);
     plan.edp = ranks / (plan.ep * plan.etp * plan.pp);
     if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("test plan: {}", fault.message);

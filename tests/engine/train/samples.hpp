@@ -23,6 +23,7 @@ std::shared_ptr<const moe::model::Model> small_model(const std::string& kind, co
 std::shared_ptr<const moe::model::Model> wide_model(const std::string& kind, const Fields& changed = {});
 
 // One-rank FP32 plan of 32 tokens per sequence, 8 sequences per step, changed by fields ("tp", "2"); dp and edp follow.
+// The field "domain" is of the machine: so many ranks share NVLink.
 moe::plan::Plan small_plan(const std::string& model, int ranks, const Fields& fields = {});
 struct SmallBatch {
     std::int64_t seq = 32, gbs = 8;

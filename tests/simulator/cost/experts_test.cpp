@@ -1,5 +1,6 @@
 // What ops on routed rows cost beside their FLOPs and bytes: kernels and calls of single experts, and their biases.
 #include "planner/machine/hardware.hpp"
+#include "planner/plan/routing.hpp"
 #include "planner/program/program.hpp"
 #include "tests/simulator/cost/priced.hpp"
 #include "tests/support/nearly.hpp"
@@ -190,7 +191,7 @@ TEST_CASE("HybridEP pays for each row that it sends over NVLink, twice as much w
             return priced(op, {}).device;
         };
         const double rows =
-            tokens * moe::cost::distinct_destinations(moe.experts, moe.top_k, 16, moe.router) * 15.0 / 16.0;
+            tokens * moe::plan::distinct_destinations(moe.experts, moe.top_k, 16, moe.router) * 15.0 / 16.0;
         for (const std::int64_t cols : {2048, 7168}) // as much for narrow rows as for wide ones
             CHECK(seconds(cols, seconds_per_row) - seconds(cols, 0.0) ==
                   nearly(rows * seconds_per_row / multiprocessors));

@@ -3,6 +3,7 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/routing.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/cost/collective.hpp"
 #include "tests/support/nearly.hpp"
@@ -174,17 +175,17 @@ TEST_CASE("collectives: (n-1)/n of the bytes at the ring's rate, small ones by l
 // uniform routing, 1.97/3.14/4.00 nodes when 4 of 8 groups are kept (derived from DeepSeek-V3's routing).
 TEST_CASE("distinct destinations of a token") {
     moe::model::Router uniform;
-    CHECK(moe::cost::distinct_destinations(256, 8, 1, uniform) == 1.0);
-    CHECK(moe::cost::distinct_destinations(256, 8, 8, uniform) == nearly(5.29).epsilon(0.002));
-    CHECK(moe::cost::distinct_destinations(256, 8, 16, uniform) == nearly(6.52).epsilon(0.002));
-    CHECK(moe::cost::distinct_destinations(256, 8, 64, uniform) == nearly(7.68).epsilon(0.002));
+    CHECK(moe::plan::distinct_destinations(256, 8, 1, uniform) == 1.0);
+    CHECK(moe::plan::distinct_destinations(256, 8, 8, uniform) == nearly(5.29).epsilon(0.002));
+    CHECK(moe::plan::distinct_destinations(256, 8, 16, uniform) == nearly(6.52).epsilon(0.002));
+    CHECK(moe::plan::distinct_destinations(256, 8, 64, uniform) == nearly(7.68).epsilon(0.002));
     const moe::model::Router limited = deepseek().router;
     CHECK(limited.groups == 8);
-    CHECK(moe::cost::distinct_destinations(256, 8, 2, limited) == nearly(1.97).epsilon(0.005));
-    CHECK(moe::cost::distinct_destinations(256, 8, 4, limited) == nearly(3.14).epsilon(0.005));
-    CHECK(moe::cost::distinct_destinations(256, 8, 8, limited) == nearly(4.0).epsilon(0.005));
+    CHECK(moe::plan::distinct_destinations(256, 8, 2, limited) == nearly(1.97).epsilon(0.005));
+    CHECK(moe::plan::distinct_destinations(256, 8, 4, limited) == nearly(3.14).epsilon(0.005));
+    CHECK(moe::plan::distinct_destinations(256, 8, 8, limited) == nearly(4.0).epsilon(0.005));
     // Every expert chosen: every part is met.
-    CHECK(moe::cost::distinct_destinations(8, 8, 4, uniform) == nearly(4.0));
+    CHECK(moe::plan::distinct_destinations(8, 8, 4, uniform) == nearly(4.0));
 }
 
 // arXiv 2603.07685 Table 7: microseconds of dispatch at h 7168, 4096 tokens, 256 experts, top 8, BF16.

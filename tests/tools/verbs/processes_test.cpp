@@ -145,45 +145,108 @@ TEST_CASE("mpirun starts a process per rank, with the losses of threads") {
     CHECK(run.err.find("8 processes") != std::string::npos);
 }
 
+namespace {
+
 // Two hosts are two network namespaces with a cable between them: nothing else leads from one to the other.
-TEST_CASE("processes on two hosts take the steps that threads take") {
-    const Folder folder;
-    const std::string a = "moe-plan-a-" + std::to_string(::getpid()), b = "moe-plan-b-" + std::to_string(::getpid());
-    const std::string cable = std::to_string(::getpid() % 100000);
-    const std::string made = "ip netns add " + a + " && ip netns add " + b + " && ip link add va" + cable + " netns " +
-                             a + " type veth peer name vb" + cable + " netns " + b + " && ip -n " + a +
-                             " addr add 10.77.0.1/24 dev va" + cable + " && ip -n " + b +
-                             " addr add 10.77.0.2/24 dev vb" + cable + " && ip -n " + a + " link set va" + cable +
-                             " up && ip -n " + b + " link set vb" + cable + " up && ip -n " + a +
-                             " link set lo up && ip -n " + b + " link set lo up";
-    const std::string gone = "ip netns del " + a + "; ip netns del " + b;
-    if (folder.run(made).status != 0) {
-        folder.run(gone);
-        MESSAGE("skipped: no network namespaces here (they need root and iproute2)");
-        return;
+struct TwoHosts {
+    const Folder& folder;
+    std::string a = "moe-plan-a-" + std::to_string(::getpid()), b = "moe-plan-b-" + std::to_string(::getpid());
+    std::string cable = std::to_string(::getpid() % 100000);
+    bool made = false;
+
+    explicit TwoHosts(const Folder& in) : folder(in) {
+        made = folder
+                   .run("ip netns add " + a + " && ip netns add " + b + " && ip link add va" + cable + " netns " + a +
+                        " type veth peer name vb" + cable + " netns " + b + " && ip -n " + a +
+                        " addr add 10.77.0.1/24 dev va" + cable + " && ip -n " + b + " addr add 10.77.0.2/24 dev vb" +
+                        cable + " && ip -n " + a + " link set va" + cable + " up && ip -n " + b + " link set vb" +
+                        cable + " up && ip -n " + a + " link set lo up && ip -n " + b + " link set lo up")
+                   .status == 0;
+        if (!made) MESSAGE("skipped: no network namespaces here (they need root and iproute2)");
     }
-    set_up(folder);
-    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
-    // The address can be reached from elsewhere, and no token was drawn.
-    check_line(folder.run("ip netns exec " + a +
-                          " env RANK=0 WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 \"$(command -v moe-plan)\" "
-                          "execute plan.json --data text"),
-               2, "MASTER_ADDR = 10.77.0.1: other machines can reach it, and the job has no token");
-    // Half of the ranks on each.
-    folder.run(
-        "export MOE_PLAN_JOB_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n'); "
-        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" +
-        a + "; if [ $r -ge 4 ]; then host=" + b +
-        "; fi; ip netns exec $host env RANK=$r WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 MASTER_PORT=" + port() +
-        " \"$(command -v moe-plan)\" execute plan.json --data text --lr 0.01 --steps 2 --json"
-        " > out.$r 2> err.$r & echo $! >> pids; done; for p in $(cat pids); do wait $p; echo $?; done > statuses");
-    folder.run(gone);
-    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
-    const Json processes = Json::parse(folder.read("out.0"));
+    ~TwoHosts() { folder.run("ip netns del " + a + "; ip netns del " + b); }
+    TwoHosts(const TwoHosts&) = delete;
+    TwoHosts& operator=(const TwoHosts&) = delete;
+
+    // Runs a plan of eight ranks with half of them on each; the document of rank 0.
+    Json execute(const std::string& plan) const {
+        folder.run("export MOE_PLAN_JOB_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n'); "
+                   "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" +
+                   a + "; if [ $r -ge 4 ]; then host=" + b +
+                   "; fi; ip netns exec $host env RANK=$r WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 MASTER_PORT=" + port() +
+                   " \"$(command -v moe-plan)\" execute " + plan +
+                   " --data text --lr 0.01 --steps 2 --json"
+                   " > out.$r 2> err.$r & echo $! >> pids; done; "
+                   "for p in $(cat pids); do wait $p; echo $?; done > statuses");
+        CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+        return Json::parse(folder.read("out.0"));
+    }
+    // Bytes that have left the first host so far.
+    double sent() const {
+        const Outcome link = folder.run("ip -n " + a + " -s -j link show dev va" + cable);
+        return Json::parse(link.out)[0]["stats64"]["tx"]["bytes"].get<double>();
+    }
+};
+
+void check_steps(const Json& processes, const Json& threads) {
     for (int i = 0; i < 2; ++i) {
         CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
         CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
     }
+}
+
+} // namespace
+
+TEST_CASE("processes on two hosts take the steps that threads take") {
+    const Folder folder;
+    const TwoHosts hosts(folder);
+    if (!hosts.made) return;
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    // The address can be reached from elsewhere, and no token was drawn.
+    check_line(folder.run("ip netns exec " + hosts.a +
+                          " env RANK=0 WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 \"$(command -v moe-plan)\" "
+                          "execute plan.json --data text"),
+               2, "MASTER_ADDR = 10.77.0.1: other machines can reach it, and the job has no token");
+    check_steps(hosts.execute("plan.json"), threads);
+}
+
+// Of its six experts a token has three on the other host, in the mean: one level sends as many rows, two levels one.
+TEST_CASE("processes on two hosts: dispatch in two levels sends a token to the other host once") {
+    const Folder folder;
+    const TwoHosts hosts(folder);
+    if (!hosts.made) return;
+    moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
+    folder.write(
+        "config.json",
+        R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 256, "hidden_size": 256,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 16,
+            "num_local_experts": 16, "num_experts_per_tok": 6, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+            "hidden_act": "silu", "tie_word_embeddings": false, "max_position_embeddings": 4096})");
+    REQUIRE(folder
+                .run("moe-plan search --model config.json --hardware cpu-local --gpus 8 --gbs 8 --seq 256 "
+                     "--precision fp32 --fix tp=1 --fix cp=1 --fix pp=1 --fix ep=8 --fix dispatcher=alltoall "
+                     "--out rows.json")
+                .status == 0);
+    // The same plan on a machine whose NVLink joins four ranks, for which two levels are made.
+    Json plan = Json::parse(folder.read("rows.json"));
+    plan["dispatcher"] = "hybridep";
+    plan["hardware"]["nvlink_domain"] = plan["hardware"]["nvlink_domain_used"] = 4;
+    folder.write("levels.json", plan.dump());
+    const auto measured = [&](const std::string& file) {
+        const Json threads =
+            document(folder.run("moe-plan execute " + file + " --data text --lr 0.01 --steps 2 --json"));
+        const double before = hosts.sent();
+        check_steps(hosts.execute(file), threads);
+        return hosts.sent() - before;
+    };
+    const double rows = measured("rows.json"), levels = measured("levels.json");
+    // Four exchanges in each of two layers, of 4 ranks with 256 tokens of 1 KiB, in each of two steps. What else goes,
+    // gradients and weights, is the same, and packets have heads.
+    const double once = 2.0 * 2 * 4 * (4 * 256 * 1024.0);
+    CHECK(levels > once);
+    CHECK(rows - levels > 1.7 * once);
+    CHECK(rows - levels < 2.3 * once);
 }
 
 TEST_CASE("processes run a step again where routed rows overflow, as threads do") {
