@@ -73,10 +73,10 @@ void dgrad_rows(Builder& b, const Linear& linear, program::TensorId dy, program:
     });
 }
 
-// The layer with weights as products multiply them.
-Linear with_multiplied(Builder& b, const Linear& linear, bool forward) {
-    Linear low = linear;
-    if (!linear.quantize) return low;
+// The layer with weights as products multiply them: itself, or `low` where they are rounded.
+const Linear& with_multiplied(Builder& b, const Linear& linear, bool forward, Linear& low) {
+    if (!b.rounds() || !linear.quantize) return linear;
+    low = linear;
     low.weight.value = multiplied(b, linear.weight, linear.name, 1, forward);
     if (low.beside) low.beside->value = multiplied(b, *linear.beside, linear.name + ".beside", 1, forward);
     return low;
@@ -180,10 +180,10 @@ program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId 
 // has brought.
 Quantized quantize_gradient(Builder& b, const Linear& linear, program::TensorId dy, bool row, int step = 0) {
     const Quantized q = quantize(b, dy, linear.name + ".grad", row, true);
-    if (auto* attr = std::get_if<program::RoundAttr>(&b.current().ops.back().attr)) {
-        attr->step = step;
-        attr->own_columns = linear.gather;
-    }
+    if (!b.rounds()) return q;
+    auto& attr = std::get<program::RoundAttr>(b.current().ops.back().attr);
+    attr.step = step;
+    attr.own_columns = linear.gather;
     return q;
 }
 
@@ -275,15 +275,16 @@ program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x
     const std::int64_t piece = b.at(operand).rows;
     linear.rows = ring ? piece * b.plan().tp : piece;
     const program::TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.width());
-    const Linear low = with_multiplied(b, linear, true);
+    Linear low;
+    const Linear& read = with_multiplied(b, linear, true, low);
     if (!ring) {
-        forward_rows(b, low, operand, y, rows_of(piece));
+        forward_rows(b, read, operand, y, rows_of(piece));
         return with_adapter(b, linear, x, y);
     }
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
         const program::TensorId next = last ? program::no_tensor : b.ring_step(operand, linear.name + ".in_ring");
-        forward_rows(b, low, operand, y, ring_rows(b, piece, step));
+        forward_rows(b, read, operand, y, ring_rows(b, piece, step));
         operand = next;
     }
     return y;
@@ -303,7 +304,8 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
     if (trains) x = saved_of(b, linear);
     if (trains && linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
     program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    dgrad_rows(b, with_multiplied(b, linear, false), dy_row, dx, rows_of(linear.rows));
+    Linear rounded;
+    dgrad_rows(b, with_multiplied(b, linear, false, rounded), dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
     if (trains) {
@@ -331,14 +333,15 @@ program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::
     const std::int64_t piece = linear.rows / pieces;
     const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
     const program::TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);
-    const Linear low = with_multiplied(b, linear, true);
+    Linear low;
+    const Linear& read = with_multiplied(b, linear, true, low);
     for (std::int64_t row = 0; row < own; row += share) {
         const program::TensorId y = b.tensor(linear.name, out_dtype, piece, linear.weight.n);
         program::GemmAttr rows = rows_of(piece);
         rows.a_offset = row * linear.weight.k;
         rows.runs = b.plan().tp;
         rows.run_stride = own * linear.weight.k;
-        forward_rows(b, low, operand, y, rows);
+        forward_rows(b, read, operand, y, rows);
         b.communicate(program::OpKind::reduce_scatter, groups::tensor, program::Stream::tensor, {y}, {y_local},
                       program::ReduceAttr{false, row * linear.weight.n, share * linear.weight.n});
     }
@@ -353,7 +356,8 @@ program::TensorId linear_backward_gathered(Builder& b, const Linear& linear, pro
     const std::int64_t piece = b.at(dy).rows;
     const program::TensorId x = saved_of(b, linear);
     const program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    const Linear weights = with_multiplied(b, linear, false);
+    Linear rounded;
+    const Linear& weights = with_multiplied(b, linear, false, rounded);
     std::vector<program::TensorId> dy_columns;
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;

@@ -148,6 +148,19 @@ TEST_CASE("emulated: layers that stay in BF16 train as in BF16, all of them to t
     }
 }
 
+TEST_CASE("emulated: experts in NVFP4 beside blockwise FP8 and BF16, on one rank and with a pipeline") {
+    for (const char* precision : {"fp8-blockwise", "bf16"}) {
+        INFO(std::string(precision));
+        const Fields experts{{"expert_precision", "nvfp4"}};
+        const Trained plain = trained(precision, 1, {}), mixed = trained(precision, 1, experts);
+        CHECK(mixed.losses[0] != plain.losses[0]);
+        check_within(mixed, plain, {2e-2, 0.8, 1e-2});
+        Fields split = experts;
+        split.emplace_back("pp", "2");
+        check_within(trained(precision, 2, split), mixed, {1e-4, 1e-2, 1e-4});
+    }
+}
+
 // The same samples in every step, without learning: what differs is the noise.
 TEST_CASE("emulated: stochastic rounding has its own noise in every step and seed, and an evaluation has none") {
     const auto run = [](std::uint64_t seed, bool evaluates) {
