@@ -37,9 +37,10 @@ Readers readers_of(const program::Program& program, const program::Template& tmp
 std::vector<bool> deferred_ops(const program::Program& program, const program::Template& backward) {
     const Readers readers = readers_of(program, backward);
     std::vector<bool> deferred(backward.ops.size(), false);
-    const auto only_deferred_read = [&](program::TensorId id, std::size_t writer) {
+    // unread: the answer for what nothing here reads.
+    const auto only_deferred_read = [&](program::TensorId id, std::size_t writer, bool unread) {
         const auto found = readers.find(root_of(program, id));
-        if (found == readers.end()) return false;
+        if (found == readers.end()) return unread;
         return std::all_of(found->second.begin(), found->second.end(),
                            [&](std::size_t reader) { return reader == writer || deferred[reader]; });
     };
@@ -49,9 +50,12 @@ std::vector<bool> deferred_ops(const program::Program& program, const program::T
             std::any_of(op.out.begin(), op.out.end(), [](program::TensorId id) { return id != program::no_tensor; });
         for_each(op.out, [&](program::TensorId id) {
             const program::Storage storage = tensor(program, root_of(program, id)).storage;
-            waits = waits && (storage == program::Storage::gradient || storage == program::Storage::scalar
-                                  ? op.phase == program::Phase::wgrad
-                                  : storage == program::Storage::activation && only_deferred_read(id, i));
+            if (storage == program::Storage::gradient)
+                waits = waits && op.phase == program::Phase::wgrad;
+            else if (storage == program::Storage::scalar) // what a step reports, such as the indexers' loss
+                waits = waits && only_deferred_read(id, i, true);
+            else
+                waits = waits && storage == program::Storage::activation && only_deferred_read(id, i, false);
         });
         deferred[i] = waits;
     }
