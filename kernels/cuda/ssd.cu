@@ -3,6 +3,7 @@
 //
 // Floor: the products of kernels/kernel_args.hpp's formulas in FP32, 2 (2 dk dv + 32 (dk + dv)) FLOPs for each token
 // and head, or q, k, v and the steps in and o out. Products are of FP32 whatever the operands are stored in.
+#include "kernels/cuda/ssd_tensor.hpp"
 #include "kernels/cuda/ssd_tiles.cuh"
 
 #include "kernels/cuda/families.hpp"
@@ -123,6 +124,8 @@ void ssd_forward(const StateShape& s, Src c, Src p, Src a_log, Src dt_bias, Src 
                  void* stream) {
     if (s.rows <= 0) return;
     ssd::check_shape(s);
+    if (ssd::tensor_takes(s, false, {c, Src{o.data, o.type}}))
+        return ssd::run_tensor(s, c, p, a_log, dt_bias, skip, o, work, stream_of(stream));
     const ssd::Scan r(s, c, p, a_log, dt_bias, skip, work, false);
     cudaStream_t queue = stream_of(stream);
     ssd::run_locals(r, {}, false, queue);

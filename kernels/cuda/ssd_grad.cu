@@ -3,6 +3,7 @@
 //
 // Floor: 2.5 times the forward's FLOPs. Formulas are those of kernels/cpu/ssd.cpp; sums over columns of queries and
 // keys are sums over columns of values instead: do . (e q S) and u . (f k dS).
+#include "kernels/cuda/ssd_tensor.hpp"
 #include "kernels/cuda/ssd_tiles.cuh"
 
 #include "kernels/cuda/families.hpp"
@@ -188,6 +189,9 @@ void ssd_grad(const StateShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bia
               float* da_log, float* ddt_bias, float* dskip, float* work, void* stream) {
     if (s.rows <= 0) return;
     check_shape(s);
+    if (tensor_takes(s, true, {c, dout, Src{dc.data, dc.type}}))
+        return run_tensor_grads(s, dout, c, p, a_log, dt_bias, skip, dc, dp, da_log, ddt_bias, dskip, work,
+                                stream_of(stream));
     const Scan r(s, c, p, a_log, dt_bias, skip, work, true);
     cudaStream_t queue = stream_of(stream);
     run_locals(r, {}, false, queue);
@@ -201,11 +205,16 @@ void ssd_grad(const StateShape& s, Src dout, Src c, Src p, Src a_log, Src dt_bia
                     static_cast<unsigned>(s.batch));
     chunks_kernel<<<grid, threads, bytes, queue>>>(r, dout, dc, dp);
     CUDA_CHECK(cudaGetLastError());
-    weights_kernel<<<static_cast<unsigned>(s.value_heads), threads, 0, queue>>>(r, da_log, ddt_bias, dskip);
-    CUDA_CHECK(cudaGetLastError());
+    run_weights(r, da_log, ddt_bias, dskip, queue);
 }
 
 } // namespace
+
+void run_weights(const Scan& r, float* da_log, float* ddt_bias, float* dskip, cudaStream_t stream) {
+    weights_kernel<<<static_cast<unsigned>(r.s.value_heads), threads, 0, stream>>>(r, da_log, ddt_bias, dskip);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 } // namespace ssd
 
 void add_ssd_grad(Kernels& table) { table.ssd_grad = ssd::ssd_grad; }

@@ -22,20 +22,23 @@ inline constexpr int slab = 64; // rows of a state, or columns of queries and ke
 // gradients.
 struct Scan {
     StateShape s;
+    int chunk_rows; // positions of a chunk
     std::int64_t seq, keys, convolved, gates, projected, values, chunks, size;
     int share; // heads of a group
     Src c, p, a_log, dt_bias, skip;
     float *states, *dstates, *numbers, *dqs;
 
-    __host__ Scan(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, Src skip_, float* work, bool grad)
+    __host__ Scan(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, Src skip_, float* work, bool grad,
+                  int chunk_rows_ = rows)
         : s(shape),
+          chunk_rows(chunk_rows_),
           seq(s.seq()),
           keys(s.keys()),
           convolved(s.convolved()),
           gates(s.gates()),
           projected(s.projected()),
           values(s.values()),
-          chunks(s.chunks()),
+          chunks(ceil_div(seq, std::int64_t{chunk_rows})),
           size(std::int64_t{s.key_dim} * s.value_dim),
           share(s.value_heads / s.key_heads),
           c(c_),
@@ -58,8 +61,8 @@ struct Place {
     int n; // positions
 
     __device__ Place(const Scan& scan, int b_, int h_, std::int64_t chunk_)
-        : r(scan), b(b_), h(h_), chunk(chunk_), at(chunk_ * rows) {
-        n = static_cast<int>(r.seq - at < rows ? r.seq - at : rows);
+        : r(scan), b(b_), h(h_), chunk(chunk_), at(chunk_ * r.chunk_rows) {
+        n = static_cast<int>(r.seq - at < r.chunk_rows ? r.seq - at : r.chunk_rows);
     }
     __device__ std::int64_t row(int i) const { return (at + i) * r.s.batch + b; }
     __device__ std::int64_t q(int i) const { return row(i) * r.convolved + (h / r.share) * r.s.key_dim; }
@@ -115,6 +118,8 @@ __device__ void dots(const float* x, const float* y, int stride, int columns, Us
 void run_locals(const Scan& scan, Src dout, bool grad, cudaStream_t stream);
 // Places what chunks left as the states before each of them; of gradients from the last to the first, behind each.
 void run_passes(const Scan& scan, bool grad, cudaStream_t stream);
+// Adds what numbers() hold of all chunks to the gradients of the heads' weights.
+void run_weights(const Scan& scan, float* da_log, float* ddt_bias, float* dskip, cudaStream_t stream);
 // Throws std::runtime_error for heads that are wider than the kernels' shared memory.
 void check_shape(const StateShape& shape);
 

@@ -263,6 +263,15 @@ TEST_CASE("ssd: the chunks' result is the recurrence's, within and across chunks
         }
 }
 
+// In BF16 the tensor cores' kernels: whole chunks and a part of one, packs that fill no tile, blocks that share a
+// group.
+TEST_CASE("ssd: heads of whole packs, over several chunks") {
+    for (const int documents : {0, 5})
+        for (const StateShape& s : {mamba({256, 1, 1, 2, 128, 64, 4}), mamba({2 * 129, 2, 1, 3, 24, 80, 4}, 0.3f, 1.2f),
+                                    mamba({300, 1, 2, 4, 136, 128, 4}), mamba({140, 1, 1, 20, 40, 16, 4, 1e-6, 1, 2})})
+            check(rule_case(false, s, {documents, Type::bf16}));
+}
+
 TEST_CASE("ssd: gradients of all operands, within and across chunks, with documents") {
     for (const int documents : {0, 5}) {
         for (const StateShape& s : mamba_shapes()) check(rule_case(true, s, {documents, Type::f32}));
@@ -272,7 +281,9 @@ TEST_CASE("ssd: gradients of all operands, within and across chunks, with docume
 
 // Differences of wide heads would take minutes: the reference is the CPU's kernel in FP32.
 TEST_CASE("ssd: gradients of wide heads are the CPU's in FP32") {
-    for (const StateShape& shape : {mamba({2 * 130, 2, 1, 2, 128, 64, 4}), mamba({130, 1, 2, 4, 256, 128, 4})})
+    for (const StateShape& shape : {mamba({2 * 130, 2, 1, 2, 128, 64, 4}), mamba({130, 1, 2, 4, 256, 128, 4}),
+                                    mamba({384, 1, 1, 3, 128, 64, 4}), mamba({100, 1, 2, 4, 24, 80, 4}, 0.3f, 1.2f),
+                                    mamba({300, 1, 1, 2, 72, 128, 4, 1e-6, 1, 2}), mamba({256, 1, 1, 40, 64, 64, 4})})
         for (const int documents : {0, 5}) check(wide_grad_case(shape, documents));
 }
 

@@ -1,0 +1,260 @@
+// What Mamba-2's kernels on the tensor cores share: tiles of BF16 in shared memory, steps of a block's heads, and where
+// a call's memory lies.
+//
+// A chunk has 128 positions, a warp 16 of them. A block takes a chunk of several heads of a group, one after the other:
+// queries and keys, which the heads share, are loaded once, and what the next head needs arrives meanwhile.
+#pragma once
+
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/ssd_tensor.hpp"
+#include "kernels/cuda/ssd_tiles.cuh"
+#include "kernels/cuda/vector.cuh"
+
+#include <algorithm>
+
+namespace moe::cuda::ssd {
+
+using Element = __nv_bfloat16;
+inline constexpr int span = 128, warps = threads / warp_size, most_heads = 16; // heads of a block
+inline constexpr int pack = 16 / sizeof(Element);
+static_assert(warps * 16 == span);
+
+// Rows of `columns` elements in shared memory. The eight rows of a matrix of ldmatrix lie in different banks: packs of
+// 16 bytes change places by their row, or rows are a pack apart.
+template <int columns>
+struct Tile {
+    static constexpr bool swizzled = columns % 64 == 0;
+    static constexpr int stride = swizzled ? columns : columns + pack, packs = columns / pack;
+    __host__ __device__ static constexpr int bytes(int rows) {
+        return rows * stride * static_cast<int>(sizeof(Element));
+    }
+    static_assert(columns % 16 == 0);
+
+    __device__ static unsigned at(unsigned tile, int row, int pack_of_row) {
+        return tile + static_cast<unsigned>(row * stride * 2 + (swizzled ? pack_of_row ^ (row & 7) : pack_of_row) * 16);
+    }
+    // Two neighbouring elements, the first of them even.
+    __device__ static float2 pair(unsigned tile, int row, int column) {
+        unsigned two;
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(two)
+                     : "r"(at(tile, row, column / pack) + static_cast<unsigned>(column % pack * 2)));
+        return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
+    }
+    // Row i < n of so many is x + i step, its first `width` columns; the others are zeros. Under way when this returns.
+    __device__ static void load(unsigned tile, int rows, const Element* x, std::int64_t step, int n, int width) {
+        for (int item = static_cast<int>(threadIdx.x); item < rows * packs; item += threads) {
+            const int i = item / packs, j = item % packs;
+            const bool there = i < n && j * pack < width;
+            const int bytes = there ? 16 : 0; // of zeros the rest
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(tile, i, j)),
+                         "l"(there ? x + i * step + j * pack : x), "r"(bytes)
+                         : "memory");
+        }
+    }
+    // Operands of a warp's product: the left one 16 rows from `row` on, the right one 16 columns as two of eight, of 16
+    // contracted elements. _across: contracted are rows of the tile, not columns. Block: 16 of them.
+    __device__ static void left(unsigned tile, int row, int block, unsigned (&a)[4]) {
+        ptx::read_matrices(a, at(tile, row + lane() % 16, block * 2 + lane() / 16));
+    }
+    __device__ static void left_across(unsigned tile, int columns_block, int block, unsigned (&a)[4]) {
+        ptx::read_matrices_transposed(
+            a, at(tile, block * 16 + lane() % 8 + lane() / 16 * 8, columns_block * 2 + lane() / 8 % 2));
+    }
+    __device__ static void right(unsigned tile, int rows_block, int block, unsigned (&b)[4]) {
+        ptx::read_matrices(b, at(tile, rows_block * 16 + lane() % 8 + lane() / 16 * 8, block * 2 + lane() / 8 % 2));
+    }
+    __device__ static void right_across(unsigned tile, int columns_block, int block, unsigned (&b)[4]) {
+        ptx::read_matrices_transposed(b, at(tile, block * 16 + lane() % 16, columns_block * 2 + lane() / 16));
+    }
+
+private:
+    __device__ static int lane() { return static_cast<int>(threadIdx.x) % warp_size; }
+};
+
+__device__ inline unsigned both(float low, float high) {
+    unsigned two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+__device__ inline float low_of(unsigned two) { return __uint_as_float(two << 16); }
+__device__ inline float high_of(unsigned two) { return __uint_as_float(two & 0xffff0000u); }
+__device__ inline float power(float x) { // of two
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(all_lanes, x, 1);
+    return x + __shfl_xor_sync(all_lanes, x, 2);
+}
+// c[16, 16] += a b, of two pieces of eight columns.
+__device__ inline void multiply(float (&c0)[4], float (&c1)[4], const unsigned (&a)[4], const unsigned (&b)[4]) {
+    ptx::multiply_16x8(c0, a, b[0], b[1]);
+    ptx::multiply_16x8(c1, a, b[2], b[3]);
+}
+
+// The operands of a call, and what `work` holds: of every chunk but one of each head what it alone leaves in the state
+// (FP32), then the state before it (BF16); for gradients the same of their gradients, and vectors of a chunk's
+// positions. `Scan::states` and `dstates` are not used.
+struct TensorScan : Scan {
+    float *left, *vectors, *ends, *partials;
+    Element* passed;
+    const Element *rows_of_c, *rows_of_do;
+    std::int64_t all_heads; // of all sequences
+    int parts, each;        // blocks that share a group's heads, heads of each
+
+    // Vectors of a chunk's positions, and their places.
+    enum Vector : std::uint8_t { of_scores, of_states, of_steps, vectors_count };
+
+    __host__ TensorScan(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, Src skip_, Src dout,
+                        float* work, bool grad)
+        : Scan(shape, c_, p_, a_log_, dt_bias_, skip_, work, grad, span),
+          rows_of_c(static_cast<const Element*>(c_.data)),
+          rows_of_do(static_cast<const Element*>(dout.data)),
+          all_heads(s.batch * s.value_heads),
+          parts(1) {
+        const std::int64_t all_left = (grad ? 2 : 1) * all_heads * (chunks - 1) * size;
+        left = work;
+        passed = reinterpret_cast<Element*>(left + all_left);
+        numbers = left + all_left + all_left / 2;
+        vectors = numbers + 4 * all_heads * chunks;
+        ends = vectors + all_heads * chunks * span * vectors_count;
+        partials = left; // what chunks leave has been passed on by then
+        const std::int64_t blocks = chunks * s.key_heads * s.batch;
+        // Enough blocks for the device, as far as there is memory for their sums.
+        while (parts < share &&
+               (share > parts * (grad ? most_heads : most_heads / 2) ||
+                (blocks * parts < multiprocessors() && (!grad || partial_floats(2 * parts) <= all_left))))
+            parts *= 2;
+        each = ceil_div(share, parts);
+        parts = ceil_div(share, each);
+    }
+    // Sums of queries' and keys' gradients of a block's heads, [part][sequence][group][chunk][which][span, key_dim].
+    __host__ __device__ std::int64_t partial_size() const {
+        return s.batch * s.key_heads * chunks * 2 * span * s.key_dim;
+    }
+    __host__ std::int64_t partial_floats(int count) const { return count > 1 ? count * partial_size() : 0; }
+    // Floats of `work`, and whether partial sums fit.
+    __host__ bool fits(bool grad) const {
+        const std::int64_t all_left = (grad ? 2 : 1) * all_heads * (chunks - 1) * size;
+        const std::int64_t behind = all_heads * chunks * (4 + (grad ? span * vectors_count + 2 : 0));
+        return all_left + all_left / 2 + behind <= s.work(grad) && (!grad || partial_floats(parts) <= all_left);
+    }
+    __host__ dim3 grid(std::int64_t of_chunks, int roles = 1) const {
+        return {static_cast<unsigned>(of_chunks), static_cast<unsigned>(s.key_heads * parts),
+                static_cast<unsigned>(s.batch * roles)};
+    }
+    // States (role 0) or their gradients (1) of a head of all sequences, at one of chunks - 1 places.
+    __device__ std::int64_t state_at(int role, std::int64_t head, std::int64_t place) const {
+        return ((role * all_heads + head) * (chunks - 1) + place) * size;
+    }
+    // The state before a chunk, which is not the first; the gradient of that behind one, which is not the last.
+    __device__ const Element* before(std::int64_t head, std::int64_t chunk) const {
+        return passed + state_at(0, head, chunk - 1);
+    }
+    __device__ const Element* behind(std::int64_t head, std::int64_t chunk) const {
+        return passed + state_at(1, head, chunk);
+    }
+    __device__ float* vector(Vector which, std::int64_t head, std::int64_t chunk) const {
+        return vectors + ((which * all_heads + head) * chunks + chunk) * span;
+    }
+    __device__ int step_of_c() const { return static_cast<int>(s.batch * convolved); }
+    __device__ int step_of_o() const { return static_cast<int>(s.batch * values); }
+};
+
+// A block's sequence, chunk and heads.
+struct Share {
+    int b, group, part, first, heads; // heads from `first` on
+    std::int64_t chunk;
+    __device__ Share(const TensorScan& r, std::int64_t chunk_)
+        : b(static_cast<int>(blockIdx.z % r.s.batch)),
+          group(static_cast<int>(blockIdx.y) / r.parts),
+          part(static_cast<int>(blockIdx.y) % r.parts),
+          first(group * r.share + part * r.each),
+          heads(min(r.each, r.share - part * r.each)),
+          chunk(chunk_) {}
+    __device__ std::int64_t head(const TensorScan& r, int h) const {
+        return std::int64_t{b} * r.s.value_heads + first + h;
+    }
+};
+
+// The steps of a block's heads at the chunk's positions; behind the last of them steps are 0.
+struct Steps {
+    float *sum, *step; // [heads][span]: sums of g, times log2(e), and dt
+    int* first;        // [span], see Gates; -1 where the document began before the chunk
+    __host__ __device__ static constexpr int bytes(int heads) { return (2 * heads + 1) * span * 4; }
+
+    __device__ explicit Steps(unsigned char* memory, int heads)
+        : sum(reinterpret_cast<float*>(memory)),
+          step(sum + heads * span),
+          first(reinterpret_cast<int*>(step + heads * span)) {}
+
+    // All threads take part, and must meet before any of them reads.
+    __device__ void read(const TensorScan& r, const Share& at) {
+        constexpr int each = span / warp_size;
+        constexpr float log2_e = 1.4426950408889634f;
+        const int t = static_cast<int>(threadIdx.x), lane = t % warp_size;
+        const Place any(r, at.b, at.first, at.chunk);
+        if (t < span) {
+            const long long start = any.start(min(t, any.n - 1));
+            first[t] = start < 0 ? -1 : static_cast<int>(start);
+        }
+        for (int h = t / warp_size; h < at.heads; h += warps) {
+            const Place z(r, at.b, at.first + h, at.chunk);
+            const float rate = expf(load(r.a_log, z.weight())) * log2_e, bias = load(r.dt_bias, z.weight());
+            float width[each], total = 0.0f, upto[each];
+#pragma unroll
+            for (int u = 0; u < each; ++u) {
+                const int i = lane * each + u;
+                width[u] =
+                    i < z.n ? fminf(fmaxf(softplus(load(r.p, z.step(i)) + bias), r.s.step_min), r.s.step_max) : 0.0f;
+                total -= rate * width[u];
+                upto[u] = total;
+            }
+            float before = total;
+#pragma unroll
+            for (int offset = 1; offset < warp_size; offset *= 2) {
+                const float x = __shfl_up_sync(all_lanes, before, offset);
+                if (lane >= offset) before += x;
+            }
+            before -= total;
+#pragma unroll
+            for (int u = 0; u < each; ++u) {
+                sum[h * span + lane * each + u] = before + upto[u];
+                step[h * span + lane * each + u] = width[u];
+            }
+        }
+    }
+    // e and f of the formulas.
+    __device__ float from_before(int h, int i) const { return first[i] < 0 ? power(sum[h * span + i]) : 0.0f; }
+    __device__ float to_behind(int h, int i) const {
+        return i >= first[span - 1] ? power(sum[h * span + span - 1] - sum[h * span + i]) : 0.0f;
+    }
+};
+
+// The 16 positions of a warp. Work below the diagonal goes with the position forward, or backward: the two warps of a
+// scheduler take 16 each from either end.
+__device__ inline int rows_of_warp() {
+    const int warp = static_cast<int>(threadIdx.x) / warp_size;
+    return warp < warps / 2 ? warp : warps + warps / 2 - 1 - warp;
+}
+
+template <class Kernel>
+void allow(Kernel* kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+// What chunks leave in states, and states passed on; with dout of gradients, too.
+void run_tensor_states(const TensorScan& scan, bool grad, cudaStream_t stream);
+
+// Calls with the sizes that a shape's states are filled up to.
+template <class Call>
+void with_columns(int value_dim, const Call& call) {
+    if (value_dim <= 64) return call.template operator()<64>();
+    if (value_dim <= 80) return call.template operator()<80>();
+    call.template operator()<128>();
+}
+
+} // namespace moe::cuda::ssd
