@@ -6,6 +6,8 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
 
+#include <algorithm>
+
 namespace moe::bench {
 
 // TP 2, PP 2, DP 2, and experts over EP 4 (folded over TP x DP) or EP 2 x ETP 2; one family without TP, whose
@@ -67,10 +69,11 @@ std::vector<Point> grid_of_gpus() {
             {"sparse", 512, 16, 16, 64, 256, 8, 2, 1536, 4096, 1024, 1},
             {"qwen3next", 1024, 8, 2, 256, 512, 16, 4, 512, 16384, 1024, 2},
             {"nemotron", 1024, 8, 2, 128, 1024, 16, 4, 2048, 16384, 1024, 2},
-            {"sparse", 1024, 32, 32, 128, 512, 16, 4, 2048, 8192, 2048, 2},
+            {"sparse", 1024, 64, 64, 128, 512, 16, 4, 2048, 8192, 2048, 2},
             {"qwen3next", 2048, 12, 2, 128, 512, 32, 8, 512, 16384, 4096, 1},
             {"nemotron", 3072, 24, 4, 128, 1536, 16, 4, 3072, 16384, 2048, 2},
-            {"sparse", 2048, 48, 48, 128, 1024, 16, 4, 8192, 8192, 4096, 1},
+            {"sparse", 2048, 64, 64, 128, 1024, 16, 4, 8192, 8192, 4096, 1},
+            {"sparse", 3072, 128, 128, 128, 1024, 8, 2, 8192, 8192, 4096, 1},
             {"qwen2", 512, 8, 8, 64, 512, 8, 4, 1024, 8192, 1024, 1},
             {"deepseek", 512, 8, 8, 64, 384, 16, 4, 1536, 8192, 512, 2},
             {"qwen3", 1024, 16, 8, 128, 768, 8, 2, 3072, 16384, 1024, 1},
@@ -100,7 +103,7 @@ std::vector<Point> grid_of_gpus() {
             {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 8192, 4096, 2, fp8, {}, false, 0, true},
             {"qwen3next", 2048, 20, 4, 256, 512, 16, 4, 512, 16384, 8192, 1},
             {"nemotron", 4096, 28, 4, 128, 2048, 16, 4, 4096, 16384, 8192, 1},
-            {"sparse", 4096, 96, 96, 128, 1024, 8, 2, 12288, 8192, 8192, 1},
+            {"sparse", 4096, 128, 128, 128, 1024, 8, 2, 12288, 8192, 8192, 1},
             {"deepseek", 4096, 24, 24, 128, 1408, 8, 2, 12288, 8192, 16384, 1},
             {"qwen3", 2048, 32, 4, 128, 768, 32, 8, 6144, 8192, 16384, 1},
             {"qwen2", 4096, 32, 8, 128, 1408, 16, 4, 11008, 8192, 32768, 1},
@@ -158,14 +161,15 @@ std::shared_ptr<const model::Model> model_of(const Point& p) {
             "conv_kernel": 4}})",
             p.head_dim, p.experts, p.shared, p.shared, 4 * p.heads, p.heads);
     else if (p.family ==
-             "sparse") // a quarter of the sequence is picked; latent keys are as wide as all models have them
+             "sparse") // latent keys and the number of picked ones as all models have them, or half of the sequence
         config += fmt::format(
             R"("architectures": ["DeepseekV32ForCausalLM"], "n_routed_experts": {}, "intermediate_size": {},
             "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1,
             "routed_scaling_factor": 2.5, "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
             "q_lora_rank": {}, "kv_lora_rank": 512, "qk_nope_head_dim": {}, "qk_rope_head_dim": 64, "v_head_dim": {},
             "index_n_heads": {}, "index_head_dim": 128, "index_topk": {}, "num_nextn_predict_layers": 0}})",
-            p.experts, p.shared, p.hidden / 2, p.head_dim, p.head_dim, p.heads / 2, p.seq / 4);
+            p.experts, p.shared, p.hidden / 2, p.head_dim, p.head_dim, p.heads / 2,
+            std::min<std::int64_t>(p.seq / 2, 2048));
     else
         config += fmt::format(
             R"("architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": {}, "intermediate_size": {},

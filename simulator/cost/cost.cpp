@@ -166,7 +166,9 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     case program::OpKind::delta_rule_grad:
     case program::OpKind::ssd:
     case program::OpKind::ssd_grad:
-        return attention_seconds(rates, op, gemm_precision(op, program));
+        return plan::stack_traits(plan_).takes_attention_scratch
+                   ? own_state_seconds(rates, op, gemm_precision(op, program))
+                   : attention_seconds(rates, op, gemm_precision(op, program));
     default:
         return memory_bound_seconds(rates, op);
     }

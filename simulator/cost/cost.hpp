@@ -97,6 +97,8 @@ machine::Precision gemm_precision(const program::Op& op, const program::Program&
 double attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
 // By this project's own kernels: of documents, whose beginnings the library does not take, and sparse attention.
 double own_attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
+// Rules of layers with a state by our own kernels.
+double own_state_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
 double memory_bound_seconds(const Rates& rates, const program::Op& op);
 // Kernels behind an op of a kind, over those of most kinds.
 double launches(const stack::StackCosts& costs, program::OpKind kind);

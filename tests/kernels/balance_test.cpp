@@ -304,21 +304,21 @@ TEST_CASE("balance: tokens go once to each domain that has some of their experts
     for (const std::int64_t slot : {5, 2}) {
         const DomainShape s{5, slot, 2, 6, 3, 1};
         Index counts(3, -7), slot_of(15, -7);
-        float overflow = 1.0f;
-        table().token_domains(s, index.data(), counts.data(), slot_of.data(), &overflow, nullptr);
+        Tensor overflow(Type::f32, Vec{1.0});
+        table().token_domains(s, index.data(), counts.data(), slot_of.data(), overflow.f32(), nullptr);
         const auto at = [slot](int domain, int row) { return static_cast<std::int32_t>(domain * slot + row); };
         CHECK(counts == Index{2, 2, 2});
         CHECK(slot_of ==
               Index{at(0, 0), -1, at(2, 0), at(0, 1), at(1, 0), -1, -1, at(1, 1), -1, -1, -1, -1, -1, -1, at(2, 1)});
-        CHECK(overflow == 1.0f);
+        CHECK(overflow.at(0) == 1.0);
     }
     const DomainShape tight{5, 1, 2, 6, 3, 1};
     Index counts(3, -7), slot_of(15, -7);
-    float overflow = 1.0f;
-    table().token_domains(tight, index.data(), counts.data(), slot_of.data(), &overflow, nullptr);
+    Tensor overflow(Type::f32, Vec{1.0});
+    table().token_domains(tight, index.data(), counts.data(), slot_of.data(), overflow.f32(), nullptr);
     CHECK(counts == Index{1, 1, 1});
     CHECK(slot_of == Index{0, -1, 2, -1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1});
-    CHECK(overflow == 4.0f);
+    CHECK(overflow.at(0) == 4.0);
     // More tokens than a block of threads has, in order.
     const std::int64_t many = 2500;
     Index all(many), of_domain(many * 2, -7);
