@@ -97,7 +97,7 @@ inline constexpr std::tuple table{
     FieldRow{&Plan::precision,              everywhere},
     FieldRow{&Plan::attention_precision,    everywhere.in(part::attention)},
     FieldRow{&Plan::expert_precision,       everywhere.in(part::experts)},
-    FieldRow{&Plan::head_precision,         everywhere.in(part::head)},
+    FieldRow{&Plan::head_precision,         everywhere}, // An emulated head rounds beside what other parts round.
     FieldRow{&Plan::bf16_first,             everywhere}, // the model says the same layer by layer
     FieldRow{&Plan::bf16_last,              everywhere},
     FieldRow{&Plan::fp8_scaling,            everywhere},

@@ -200,7 +200,6 @@ void AttentionLayer::pick_keys_backward(emit::Builder& b) {
     const program::Tensor key = b.at(index_k_in_);
     const program::TensorId dkey = b.activation("dindex_k_norm", key.rows, key.cols);
     const emit::Weight norm = b.weight(key_ + ".index_norm", key.cols, 1);
-    b.phase = program::Phase::wgrad; // Nothing but the indexer's weights comes of this norm's gradient.
     b.emit(program::OpKind::rmsnorm_grad, {dnormed, index_k_in_, norm.value, index_k_rstd_},
            {dkey, norm.gradient, b.weight(key_ + ".index_norm_bias", key.cols, 1).gradient},
            program::NormAttr{key.rows, key.cols, key.cols, index_eps, program::Module::layernorm, true});

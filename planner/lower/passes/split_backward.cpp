@@ -33,24 +33,13 @@ Readers readers_of(const program::Program& program, const program::Template& tmp
     return readers;
 }
 
-// Tensors that some template reads; others are memory of the op that writes them alone.
-std::vector<bool> read_anywhere(const program::Program& program) {
-    std::vector<bool> read(program.tensors.size(), false);
-    for (const program::Template& tmpl : program.templates)
-        for (const program::Op& op : tmpl.ops)
-            for_each(op.in, [&](program::TensorId id) { read[static_cast<std::size_t>(root_of(program, id))] = true; });
-    return read;
-}
-
 // Readers follow writers, so that one pass from the end settles every op.
 std::vector<bool> deferred_ops(const program::Program& program, const program::Template& backward) {
     const Readers readers = readers_of(program, backward);
-    const std::vector<bool> read = read_anywhere(program);
     std::vector<bool> deferred(backward.ops.size(), false);
-    // unread: the answer for what nothing here reads.
-    const auto only_deferred_read = [&](program::TensorId id, std::size_t writer, bool unread) {
+    const auto only_deferred_read = [&](program::TensorId id, std::size_t writer) {
         const auto found = readers.find(root_of(program, id));
-        if (found == readers.end()) return unread;
+        if (found == readers.end()) return false;
         return std::all_of(found->second.begin(), found->second.end(),
                            [&](std::size_t reader) { return reader == writer || deferred[reader]; });
     };
@@ -60,13 +49,9 @@ std::vector<bool> deferred_ops(const program::Program& program, const program::T
             std::any_of(op.out.begin(), op.out.end(), [](program::TensorId id) { return id != program::no_tensor; });
         for_each(op.out, [&](program::TensorId id) {
             const program::Storage storage = tensor(program, root_of(program, id)).storage;
-            if (storage == program::Storage::gradient)
-                waits = waits && op.phase == program::Phase::wgrad;
-            else if (storage == program::Storage::scalar) // what a step reports, such as the indexers' loss
-                waits = waits && only_deferred_read(id, i, true);
-            else
-                waits = waits && storage == program::Storage::activation &&
-                        only_deferred_read(id, i, !read[static_cast<std::size_t>(root_of(program, id))]);
+            waits = waits && (storage == program::Storage::gradient
+                                  ? op.phase == program::Phase::wgrad
+                                  : storage == program::Storage::activation && only_deferred_read(id, i));
         });
         deferred[i] = waits;
     }

@@ -294,22 +294,3 @@ TEST_CASE("sparse attention: the indexers' loss is counted where it is reported,
     CHECK(none.io.indexers.empty());
     CHECK(sums - count(none, 1)[program::OpKind::reduce_scatter] == 2 * 4);
 }
-
-TEST_CASE("sparse attention: what trains indexers waits for the second half of a split backward") {
-    plan::Plan plan = plan_of(config());
-    plan.stack = "moe-plan";
-    plan.schedule = plan::ScheduleKind::zero_bubble;
-    plan.tp = plan.pp = 2, plan.dp = plan.edp = 1;
-    int late = 0, early = 0;
-    for (const int stage : {0, 1}) {
-        const program::Program program = lower::lower(plan, stage);
-        for (const program::Template& tmpl : program.templates)
-            for (const program::Op& op : tmpl.ops) {
-                if (op.kind != program::OpKind::pick_keys_grad && op.kind != program::OpKind::xlogx) continue;
-                late += tmpl.kind == plan::SlotKind::wgrad ? 1 : 0;
-                early += tmpl.kind == plan::SlotKind::dgrad ? 1 : 0;
-            }
-    }
-    CHECK(late > 0);
-    CHECK(early == 0);
-}
