@@ -15,6 +15,7 @@ TEST_CASE("execute: a document with every field is tests/schemas/execute_on_gpus
     REQUIRE(source != nullptr);
     RunRecord run;
     run.steps = {{1, 10.5, 9.5, 2.25, 1e-3, 0.5, 300.0, 4096, 12.0, {{3, 0.01, 0.5, 1.5, 0.75, 0.125, 0.25}}, 9.25}};
+    run.steps.front().indexers = {{3, 0.125}};
     run.evaluations = {{1, 9.25, 8192}};
     run.peak_memory_gib = 70.5;
     run.backend = "cuda";
