@@ -57,12 +57,17 @@ class Served:
 
     def children(self):
         """Processes that the server has started and that still run."""
-        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as file:
-            direct = file.read().split()
-        for task in os.listdir(f"/proc/{self.process.pid}/task"):
-            with open(f"/proc/{self.process.pid}/task/{task}/children") as file:
-                direct += file.read().split()
-        return sorted(set(direct))
+        tasks = f"/proc/{self.process.pid}/task"
+        while True:
+            direct = []
+            try:
+                for task in os.listdir(tasks):
+                    with open(f"{tasks}/{task}/children") as file:
+                        direct += file.read().split()
+                return sorted(set(direct))
+            except FileNotFoundError:  # a thread has ended meanwhile, and another has its children
+                if not os.path.exists(tasks):
+                    raise
 
     def open_stream(self, name, request):
         """Sends a request and returns its socket, whose answer is not read."""
