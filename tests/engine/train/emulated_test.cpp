@@ -134,15 +134,18 @@ TEST_CASE("emulated: each format is another training than BF16, and near to it; 
     CHECK(off["nvfp4"] < 0.8);
 }
 
-TEST_CASE("emulated: layers that stay in BF16 train as in BF16, all of them to the bit") {
+// Kept layers have buckets of their own, over which the norm of the gradient is summed in another order: a weight may
+// round to the next number of BF16.
+TEST_CASE("emulated: layers that stay in BF16 train as in BF16, with the bits of its gradients") {
     const Trained bf16 = trained("bf16", 1, {});
     for (const std::string& precision : precisions) {
         INFO(precision);
         const Trained none = trained(precision, 1, {{"bf16_layers", "1+1"}}),
                       some = trained(precision, 1, {{"bf16_layers", "0+1"}}), all = trained(precision, 1, {});
-        CHECK(none.losses == bf16.losses);
+        CHECK(none.losses[0] == bf16.losses[0]);
+        for (std::size_t i = 1; i < 3; ++i) CHECK(std::abs(none.losses[i] / bf16.losses[i] - 1.0) < 2e-5);
         CHECK(none.gradients == bf16.gradients);
-        CHECK(none.weights == bf16.weights);
+        CHECK(total_distance(none.weights, bf16.weights) < 1e-5);
         CHECK(some.losses != bf16.losses);
         CHECK(total_distance(some.gradients, bf16.gradients) < total_distance(all.gradients, bf16.gradients));
     }
