@@ -39,8 +39,9 @@ class Worst:
                 self.rows[row["name"]] = row
 
 
-def tested(check, program):
-    """Rows of errors and times; the device's name, None where nothing was timed."""
+def tested(check, program, beside=lambda: None):
+    """Rows of errors and times; the device's name, None where nothing was timed. beside: another job, done before anything is timed,
+    which leaves most of its time to the host too."""
     both = [[(name, options) for name in cases(check, program, *options) or []] for options in ([], ["--plain"])]
     jobs = [(f"report-{at}.json", *job) for at, job in enumerate(both[0] + both[1])]
     worst, failed = Worst(), 0
@@ -49,7 +50,11 @@ def tested(check, program):
         file, name, options = job
         return check.run(f"kernels: {name}", program, "--out", file, *options, only(name))
 
-    for (file, name, _), done in at_once(jobs, one):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other = pool.submit(beside)
+        outcomes = list(at_once(jobs, one))
+        other.result()  # raises what it raised
+    for (file, name, _), done in outcomes:
         if done is None or done.returncode != 0 or not RAN.search(done.stdout):
             failed += 1
             if done is not None:  # else a row says why
