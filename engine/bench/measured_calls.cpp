@@ -2,6 +2,7 @@
 #include "engine/bench/measured_calls.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/program/communicators.hpp"
 #include "planner/program/measured.hpp"
 
 #include <algorithm>
@@ -34,6 +35,8 @@ std::vector<machine::MeasuredCall> merged(const std::vector<machine::MeasuredCal
 }
 
 } // namespace
+
+bool has_own_time(program::OpKind kind, unsigned offload) { return offload == 0 || program::copies_with_host(kind); }
 
 void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds) {
     program::CostPoint at = program::cost_point(op, program);

@@ -3,6 +3,7 @@
 
 #include "planner/machine/hardware.hpp"
 #include "planner/program/fwd.hpp"
+#include "planner/program/op.hpp"
 
 #include <map>
 #include <string>
@@ -11,6 +12,10 @@
 namespace moe::bench {
 
 using CallSamples = std::map<std::string, std::vector<machine::MeasuredCall>>; // calls by measured_key()
+
+// Whether an op of a training with this offload takes the time of such an op alone. Copies to the host do. What runs
+// beside them does not: short ops wait up to 30 us for the copies' writes (an H100, 2026-11-27).
+bool has_own_time(program::OpKind kind, unsigned offload);
 
 void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds);
 

@@ -57,8 +57,10 @@ void gather(const train::Trainer& trainer, const plan::Plan& plan, std::int64_t 
         const StepRows rows = last_rows(trainer, rank, steps);
         std::vector<double> busy(rows.size());
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
+            const program::Op& op = *program::op_of(program, rows[0][i]);
+            if (!has_own_time(op.kind, plan.offload)) continue;
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            add_sample(samples, *program::op_of(program, rows[0][i]), program, median(busy));
+            add_sample(samples, op, program, median(busy));
         }
     }
 }

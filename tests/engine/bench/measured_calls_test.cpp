@@ -1,5 +1,6 @@
 // Samples of ops become calls: of one shape, or of like work where ranks disturb each other.
 #include "engine/bench/measured_calls.hpp"
+#include "planner/plan/plan.hpp"
 #include "tests/planner/base/fault_of.hpp"
 
 #include <doctest/doctest.h>
@@ -23,6 +24,16 @@ TEST_CASE("samples of one shape are one call, their mean, sorted by work") {
         {8.0, 3.0, {4.0, 2.0}}, {6.0, 1.0, {3.0, 2.0}}, {8.0, 5.0, {4.0, 2.0}}, {8.0, 1.0, {2.0, 4.0}}};
     CHECK(told(bench::calls_of(samples, true)) ==
           Calls{{6.0, 1.0, {3.0, 2.0}}, {8.0, 1.0, {2.0, 4.0}}, {8.0, 4.0, {4.0, 2.0}}});
+}
+
+TEST_CASE("beside copies to the host only the copies have a time of their own") {
+    const unsigned away = plan::offload::core_attn | plan::offload::moe_act;
+    for (const program::OpKind copy : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
+        CHECK(bench::has_own_time(copy, away));
+    for (const program::OpKind op : {program::OpKind::gemm, program::OpKind::bias_add}) {
+        CHECK(!bench::has_own_time(op, away));
+        CHECK(bench::has_own_time(op, 0));
+    }
 }
 
 TEST_CASE("samples of like work are one call without sides") {
