@@ -10,6 +10,8 @@ LEARNER = {"vocab_size": 257, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_a
 
 # Precisions, and how far their loss may be from BF16's.
 LOW_CURVES = [("fp8-blockwise", 0.01), ("mxfp8", 0.01), ("fp8-tensor", 0.015), ("nvfp4", 0.03)]
+# BF16 alone is 0.4 % off itself where micro-batches are halved, which changes the order of sums: seeds are averaged.
+SEEDS, LAST = (1, 2, 3, 4), 50
 
 
 def texts(check, ranks=1):
@@ -28,22 +30,37 @@ def texts(check, ranks=1):
                      "relative", worst if len(losses[0]) == len(losses[1]) == 300 else -1.0, 0.01)
 
 
+def last_loss(check, precision, fields):
+    """Mean loss of the last steps of 1,000 over all seeds, and the first seed's first loss; None with a row where a run failed."""
+    means = []
+    for seed in SEEDS:
+        if check.trained({**LEARNER, "head_dim": 64, "moe_intermediate_size": 128}, 128, 8, fields + " cuda_graph=full",
+                         hardware="h200", steps=1000, precision=precision, data="sources",
+                         more=("--lr", "4e-4", "--shuffle", "on", "--seed", str(seed))) is None:
+            return None
+        curve = [step["loss"] for step in json.loads((check.folder / "run/run.json").read_text())["steps"]]
+        if len(curve) != 1000:
+            return check.rows.failed(f"1,000 steps in {precision}", f"{len(curve)} steps were run")
+        means.append(sum(curve[-LAST:]) / LAST)
+        first = curve[0] if seed == SEEDS[0] else first
+    return sum(means) / len(means), first
+
+
 def low_precisions(check):
-    """Losses of 1,000 steps of this project's sources in low precisions beside BF16: means over the last 50 steps."""
+    """Losses of 1,000 steps of this project's sources in low precisions beside BF16, and BF16 beside itself in other sums."""
     sources = [f for part in ("planner", "simulator", "engine", "kernels") for f in sorted(pathlib.Path(part).rglob("*.[ch]pp"))]
     (check.folder / "sources.txt").write_text("".join(f.read_text() for f in sources))
     if check.plan("tokenize", "sources.txt", "--out", "sources") is None:
         return
-    wide = None
-    for precision, bar in (("bf16", None), *LOW_CURVES):
-        if check.trained({**LEARNER, "head_dim": 64, "moe_intermediate_size": 128}, 128, 8, "mbs=8 cuda_graph=full",
-                         hardware="h200", steps=1000, precision=precision, data="sources",
-                         more=("--lr", "4e-4", "--shuffle", "on")) is None:
+    wide = last_loss(check, "bf16", "mbs=8")
+    for precision, fields, bar in (("bf16", "mbs=4", None), *((name, "mbs=8", bar) for name, bar in LOW_CURVES)):
+        low = last_loss(check, precision, fields) if wide is not None else None
+        if low is None:
             return
-        curve = [step["loss"] for step in json.loads((check.folder / "run/run.json").read_text())["steps"]]
-        low = sum(curve[-50:]) / 50 if len(curve) == 1000 else -1.0
+        name = (f"1,000 steps in {precision}, {fields}, {len(SEEDS)} seeds, loss {low[1]:.3f} to {low[0]:.4f}, "
+                f"BF16's {wide[0]:.4f}: last mean of {LAST} steps")
+        off = abs(low[0] / wide[0] - 1)
         if bar is None:
-            wide = low
-            continue
-        check.rows.below(f"1,000 steps in {precision}, loss {curve[0]:.3f} to {low:.4f}, BF16's {wide:.4f}: last mean of 50 steps",
-                         "relative", abs(low / wide - 1) if min(low, wide) > 0 else -1.0, bar)
+            check.rows.add(name, "relative", off, 0.0, None, True)
+        else:
+            check.rows.below(name, "relative", off, bar)

@@ -140,8 +140,9 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
     CHECK(outcome.out.find("step in blockwise FP8 beside BF16") != std::string::npos);
     CHECK(outcome.out.find("300 steps of text, loss 1.000 to 1.000") != std::string::npos);
     for (const char* precision : {"fp8-blockwise", "mxfp8", "fp8-tensor", "nvfp4"})
-        CHECK(outcome.out.find(std::string("1,000 steps in ") + precision + ", loss 1.000 to 1.0000, BF16's 1.0000") !=
-              std::string::npos);
+        CHECK(outcome.out.find(std::string("1,000 steps in ") + precision +
+                               ", mbs=8, 4 seeds, loss 1.000 to 1.0000, BF16's 1.0000") != std::string::npos);
+    CHECK(outcome.out.find("1,000 steps in bf16, mbs=4, 4 seeds") != std::string::npos);
     CHECK(outcome.out.find("memory that offload=optimizer saves") != std::string::npos);
 }
 
