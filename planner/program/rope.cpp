@@ -40,7 +40,7 @@ FrequencyScale frequency_scale(const model::Rope& rope, int rotary_dim) {
         const double turned = std::floor(r.share * rotary_dim / 2.0);
         return {std::numeric_limits<double>::infinity(), turned, turned - 1.0, 0.0, 1.0};
     }
-    if (r.factor == 1.0 || rotary_dim == 0) return {};
+    if ((r.factor == 1.0 && r.attention_factor == 1.0) || rotary_dim == 0) return {};
     if (r.type == "yarn" && r.original_positions > 0) return yarn(r, rotary_dim, rope.theta);
     if (r.type == "llama3" && r.original_positions > 0)
         // Where both bounds are one (Llama 4 Scout), a pair is either kept or not.

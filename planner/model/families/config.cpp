@@ -60,8 +60,11 @@ std::optional<model::Rope> rope_of_type(const JsonObject& json, const std::strin
 namespace {
 
 std::string rope_obstacle(const model::RopeScaling& rope) {
-    if (rope.type.empty() || rope.factor == 1.0) return {};
+    if (rope.type.empty()) return {};
     const bool known = rope.type == "linear" || rope.type == "yarn" || rope.type == "llama3";
+    // LongRoPE has a factor for each pair of columns beside the one that is named.
+    const bool by_factor = known || rope.type == "dynamic" || rope.type == "proportional";
+    if (by_factor && rope.factor == 1.0 && rope.attention_factor == 1.0) return {};
     if (!known)
         return fmt::format("rope_scaling = {}: only linear, yarn and llama3 are trained yet; \"rope_scaling\": null "
                            "would run",
@@ -86,6 +89,7 @@ int kind_index(model::Model& model, const model::LayerKind& kind) {
 
 void check_moe(const JsonObject& json, const model::Moe& moe) {
     const model::Router& router = moe.router;
+    if (moe.top_k < 1) refuse("{}: no expert is chosen for a token: at least 1 must be", json.place());
     if (moe.top_k > moe.experts)
         json.refuse_value("num_experts_per_tok", fmt::format("must not exceed the {} experts", moe.experts));
     if (moe.experts % router.groups != 0)
@@ -145,6 +149,8 @@ std::string attention_obstacle(const model::Attention& attention) {
     if (attention.kind == model::AttentionKind::gated_delta || attention.kind == model::AttentionKind::mamba) {
         if (std::string text = state_obstacle(attention); !text.empty()) return text;
     }
+    if (attention.kind == model::AttentionKind::mla && attention.qkv_bias)
+        return "attention_bias = true: biases of latent attention are not trained yet";
     if (attention.kind == model::AttentionKind::compressed)
         return "compress_ratios: no compressed sparse attention yet";
     if (attention.rope) {
@@ -176,6 +182,10 @@ int integer_or(const JsonObject& json, const std::string& key, int fallback, std
     return static_cast<int>(json.integer_or(key, fallback, low, high));
 }
 
+bool says(const JsonObject& json, const std::string& key, bool fallback) {
+    return json.boolean_or(key, fallback && !json.states(key));
+}
+
 int layer_count(const JsonObject& json) { return integer(json, "num_hidden_layers", max_layers); }
 
 std::int64_t ffn(const JsonObject& json, const std::string& key) { return json.integer(key, 1, max_ffn); }
@@ -198,7 +208,28 @@ void read_common(const JsonObject& json, model::Model& model, double eps, double
         model.vocab_divisor = json.object("megatron").integer_or("make_vocab_size_divisible_by", 128, 1, max_vocab);
 }
 
-model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary, bool rounds_down) {
+namespace {
+
+// The share of a head's columns that turn; "proportional" leaves it to the frequencies.
+double read_rotary_share(const JsonObject& json, const model::Model& model, std::optional<double> rotary) {
+    const std::string key = "partial_rotary_factor";
+    if (rotary == 0.0) return 0.0;
+    const double whole = rotary.value_or(1.0);
+    double share = json.number_or(key, whole, 0.0, 1.0);
+    if (json.is_object("rope_parameters")) {
+        const JsonObject rope = json.object("rope_parameters");
+        if (model.rope_scaling.type == "proportional") return 1.0;
+        share = rope.number_or(key, share, 0.0, 1.0);
+    }
+    if (!rotary && share != 1.0)
+        refuse("{}: {} = {}: {} turns whole heads", json.place(), key, share, model.architecture);
+    return share;
+}
+
+} // namespace
+
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, std::optional<double> rotary,
+                          bool rounds_down) {
     model::Attention attention;
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = integer_or(json, "num_key_value_heads", attention.heads, 1, max_heads);
@@ -211,9 +242,7 @@ model::Attention read_gqa(const JsonObject& json, const model::Model& model, dou
         attention.qk_dim = static_cast<int>(model.hidden / attention.heads);
     }
     attention.v_dim = attention.qk_dim;
-    double share = json.number_or("partial_rotary_factor", rotary, 0.0, 1.0);
-    if (json.is_object("rope_parameters"))
-        share = json.object("rope_parameters").number_or("partial_rotary_factor", share, 0.0, 1.0);
+    const double share = read_rotary_share(json, model, rotary);
     attention.rope_dim = static_cast<int>(std::lround(std::floor(attention.qk_dim * share)));
     return attention;
 }
@@ -302,6 +331,21 @@ void check_natures(const JsonObject& json, const model::Model& model) {
 
 } // namespace
 
+namespace {
+
+// The field of a dropout above 0, by any of the names that families have for one; "" where there is none.
+std::string dropout(const JsonObject& json) {
+    for (const std::string& key : json.keys()) {
+        const bool names = key.ends_with("dropout") || key.ends_with("dropout_prob") || key.ends_with("_pdrop");
+        if (names && key != "classifier_dropout" && json.number_or(key, 0.0, 0.0, 1.0) > 0.0) return key;
+        if (key == "attn_config" && json.is_object(key)) // DBRX
+            if (const std::string inner = dropout(json.object(key)); !inner.empty()) return key + "." + inner;
+    }
+    return {};
+}
+
+} // namespace
+
 void check_model(const JsonObject& json, const model::Model& model) {
     check_natures(json, model);
     for (const model::LayerKind& kind : model.kinds) {
@@ -316,7 +360,7 @@ std::string obstacle(const JsonObject& json, const model::Model& model) {
     }
     if (model.residual_streams > 1)
         return fmt::format("{} residual streams: no hyper-connections yet", model.residual_streams);
-    if (json.number_or("attention_dropout", 0.0, 0.0, 1.0) > 0.0) return "attention_dropout: must be 0";
+    if (const std::string key = dropout(json); !key.empty()) return key + ": must be 0";
     if (std::string text = rope_obstacle(model.rope_scaling); !text.empty()) return text;
     const bool mixes = std::any_of(model.kinds.begin(), model.kinds.end(), [](const model::LayerKind& kind) {
         return kind.moe && kind.moe->router.mixer > 0.0;

@@ -18,6 +18,9 @@ inline constexpr std::int64_t max_hidden = 1 << 20, max_ffn = 1 << 24, max_vocab
 int integer(const JsonObject& json, const std::string& key, std::int64_t high);
 int integer_or(const JsonObject& json, const std::string& key, int fallback, std::int64_t low, std::int64_t high);
 
+// True or false; null is false, as classes take it, and only a missing field is the fallback.
+bool says(const JsonObject& json, const std::string& key, bool fallback);
+
 int layer_count(const JsonObject& json);                          // num_hidden_layers
 std::int64_t ffn(const JsonObject& json, const std::string& key); // a required MLP width
 
@@ -27,9 +30,10 @@ model::Rope read_rope(const JsonObject& rope, const JsonObject& config, double t
 std::optional<model::Rope> rope_of_type(const JsonObject& json, const std::string& type, double theta);
 // hidden, vocab, padding, embeddings, norm epsilon, RoPE base and scaling.
 void read_common(const JsonObject& json, model::Model& model, double eps, double theta);
-// Query and key/value heads with their width; rotary columns = width * partial_rotary_factor (`rotary` when absent).
+// Query and key/value heads with their width. `rotary`: the share of columns that turn where partial_rotary_factor does
+// not say another; 0: none whatever it says; nothing: all, and another share is refused, as the class knows none.
 // Without head_dim the heads divide the hidden width, or `rounds_down` to whole columns.
-model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary = 1.0,
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, std::optional<double> rotary = {},
                           bool rounds_down = false);
 model::Attention read_mla(const JsonObject& json);
 model::Activation read_activation(const JsonObject& json, const std::string& fallback);

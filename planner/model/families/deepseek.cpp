@@ -39,7 +39,7 @@ model::Moe read_deepseek_experts(const JsonObject& json, const Defaults& default
                           fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
     model::Router& router = moe.router;
     router.scoring = scoring_of(json, defaults.scoring);
-    router.normalize = defaults.normalizes && json.boolean_or("norm_topk_prob", true);
+    router.normalize = defaults.normalizes && says(json, "norm_topk_prob", true);
     router.scale = json.number_or("routed_scaling_factor", defaults.scale, 0.0, 1e6);
     const std::string chosen = json.string_or("topk_method", defaults.method);
     if (chosen != "greedy" && chosen != "group_limited_greedy" && chosen != "noaux_tc")
@@ -88,7 +88,7 @@ std::vector<bool> layers_that_share(const JsonObject& json) {
 // Its queries and keys turn by halves in DeepSeek's code and by neighbouring columns in GLM's (transformers 5.24,
 // modeling_deepseek_v32.py and modeling_glm_moe_dsa.py).
 void read_indexer(const JsonObject& json, model::Attention& attention, int heads, bool interleaved) {
-    attention.indexer_interleaved = json.boolean_or("indexer_rope_interleave", interleaved);
+    attention.indexer_interleaved = says(json, "indexer_rope_interleave", interleaved);
     attention.indexer_heads = integer_or(json, "index_n_heads", heads, 1, max_heads);
     attention.indexer_dim = integer_or(json, "index_head_dim", 128, 1, max_dim);
     attention.indexer_top_k = integer_or(json, "index_topk", 2048, 1, max_window);
@@ -115,9 +115,11 @@ void add_deepseek_layers(const JsonObject& json, model::Model& model, const mode
 
 void read_deepseek(const JsonObject& json, model::Model& model, bool third_generation) {
     read_common(json, model, 1e-6, 10000.0);
-    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    model.rope_interleaved = says(json, "rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    if (!third_generation && json.boolean_or("mlp_bias", false))
+        json.refuse_value("mlp_bias", "only false is known of DeepSeek-V2");
     if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64, false);
     model::Moe moe;
     const bool sparse = has_experts(json);
@@ -155,7 +157,7 @@ namespace {
 void read_latent_glm(const JsonObject& json, model::Model& model, bool picks_keys, const Defaults& defaults,
                      int first_dense) {
     read_common(json, model, 1e-5, 10000.0);
-    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    model.rope_interleaved = says(json, "rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     if (picks_keys) read_indexer(json, attention, 32, true);
@@ -166,7 +168,9 @@ void read_latent_glm(const JsonObject& json, model::Model& model, bool picks_key
 } // namespace
 
 // GLM-4.7-Flash.
-void read_glm4_moe_lite(const JsonObject& json, model::Model& model) { read_latent_glm(json, model, false, {}, 1); }
+void read_glm4_moe_lite(const JsonObject& json, model::Model& model) {
+    read_latent_glm(json, model, false, {"sigmoid", "noaux_tc", 1, 1.8}, 1);
+}
 
 // GLM-5, 5.1 and 5.2.
 void read_glm_moe_dsa(const JsonObject& json, model::Model& model) {

@@ -2,6 +2,7 @@
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace moe::families {
@@ -34,7 +35,7 @@ void stretch(const JsonObject& json, int rotary, model::Model& model) {
 // Experts from moe_layer_start_index to moe_layer_end_index, the latter included; -1 = the last layer.
 void read_ernie(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 500000.0);
-    model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
+    model.tied_embeddings = says(json, "tie_word_embeddings", true);
     model.rope_interleaved = true;
     model::LayerKind dense;
     dense.attention = read_gqa(json, model);
@@ -47,6 +48,7 @@ void read_ernie(const JsonObject& json, model::Model& model) {
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.shared_ffn = moe.ffn * json.integer_or("moe_num_shared_experts", 2, 0, 1024);
     moe.router.normalize = moe.router.expert_bias = true;
+    json.number_or("moe_norm_min", 1e-12, 0.0, 1e-6); // A larger one would divide by itself.
     moe.shared_bias = bias && moe.shared_ffn > 0;
     model::LayerKind sparse = dense;
     sparse.mlp_bias = false;
@@ -73,11 +75,13 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
     const auto chosen = by_layer(json, "moe_topk", 1, layers, max_experts);
     const auto widths = by_layer(json, "moe_intermediate_size", wide, layers, max_ffn);
     const auto shared = by_layer(json, "num_shared_expert", 1, layers, 1024);
-    const bool mixed = json.boolean_or("use_mixed_mlp_moe", true);
+    if (std::any_of(shared.begin(), shared.end(), [](std::int64_t count) { return count != 1; }))
+        json.refuse_value("num_shared_expert", "only 1 is known"); // Transformers takes any number for it.
+    const bool mixed = says(json, "use_mixed_mlp_moe", true);
     const int skipped = integer_or(json, "moe_layer_num_skipped", 0, 0, max_layers);
     model::LayerKind kind;
     kind.attention = read_gqa(json, model);
-    kind.attention.qk_norm = kind.attention.norm_behind = json.boolean_or("use_qk_norm", true);
+    kind.attention.qk_norm = kind.attention.norm_behind = says(json, "use_qk_norm", true);
     stretch(json, kind.attention.rope_dim, model);
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.activation = read_activation(json, "silu");
@@ -88,7 +92,7 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
             moe.experts = static_cast<int>(experts[layer]);
             moe.top_k = static_cast<int>(chosen[layer]);
             moe.ffn = widths[layer];
-            moe.shared_ffn = mixed ? wide * shared[layer] : 0;
+            moe.shared_ffn = mixed ? wide : 0;
             moe.router.normalize = true;
         } else {
             here.dense_ffn = wide;
@@ -101,7 +105,7 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
 void read_bailing(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     model::LayerKind dense;
-    dense.attention = read_gqa(json, model);
+    dense.attention = read_gqa(json, model, 1.0);
     dense.attention.qk_norm = json.boolean_or("use_qk_norm", false);
     dense.attention.qkv_bias = json.boolean_or("use_qkv_bias", false);
     dense.attention.out_bias = json.boolean_or("use_bias", false);
@@ -115,7 +119,7 @@ void read_bailing(const JsonObject& json, model::Model& model) {
     model::Router& router = moe.router;
     router.scoring =
         json.string_or("score_function", "softmax") == "sigmoid" ? model::Scoring::sigmoid : model::Scoring::softmax;
-    router.normalize = json.boolean_or("norm_topk_prob", true);
+    router.normalize = says(json, "norm_topk_prob", true);
     router.scale = json.number_or("routed_scaling_factor", 1.0, 0.0, 1e6);
     router.expert_bias = json.boolean_or("moe_router_enable_expert_bias", false);
     router.groups = integer_or(json, "n_group", 1, 1, max_experts);

@@ -34,6 +34,11 @@ void read_bailing(const JsonObject& json, model::Model& model);
 // kimi.cpp
 void read_kimi_linear(const JsonObject& json, model::Model& model);
 
+// laguna.cpp
+void read_mellum(const JsonObject& json, model::Model& model);
+void read_flint(const JsonObject& json, model::Model& model);
+void read_laguna(const JsonObject& json, model::Model& model);
+
 // llama.cpp
 void read_llama(const JsonObject& json, model::Model& model);
 void read_mistral(const JsonObject& json, model::Model& model);
@@ -48,6 +53,7 @@ void read_gemma4(const JsonObject& json, model::Model& model);
 
 // granite.cpp
 void read_granite_hybrid(const JsonObject& json, model::Model& model);
+void read_granite_swa(const JsonObject& json, model::Model& model);
 
 // hy.cpp
 void read_solar_open(const JsonObject& json, model::Model& model);
@@ -71,6 +77,5 @@ void read_mimo_v2(const JsonObject& json, model::Model& model);
 void read_step3p5(const JsonObject& json, model::Model& model);
 void read_afmoe(const JsonObject& json, model::Model& model);
 void read_exaone_moe(const JsonObject& json, model::Model& model);
-void read_laguna(const JsonObject& json, model::Model& model);
 
 } // namespace moe::families

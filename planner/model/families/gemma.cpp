@@ -33,7 +33,7 @@ void refuse_others(const JsonObject& json) {
 void read_gemma4(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     refuse_others(json);
-    model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
+    model.tied_embeddings = says(json, "tie_word_embeddings", true);
     model.post_norms = true;
     model.embedding_scale = std::sqrt(static_cast<double>(model.hidden));
     if (json.has("final_logit_softcapping")) model.logit_cap = json.number("final_logit_softcapping", 1e-6, 1e6);

@@ -1,4 +1,5 @@
-// Granite 4: layers of a Mamba-2 mixer or attention, each with routed experts and a shared MLP, or the latter alone.
+// Granite 4: layers of a Mamba-2 mixer or attention, each with routed experts and a shared MLP, or the latter alone;
+// and Granite-MoE with windows and sinks.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 #include "planner/model/families/parts.hpp"
@@ -29,7 +30,9 @@ model::Attention read_mamba(const JsonObject& json, const model::Model& model) {
     if (json.has("time_step_limit")) std::tie(mamba.step_min, mamba.step_max) = json.interval("time_step_limit");
     if (mamba.value_heads % mamba.key_heads != 0)
         json.refuse_value("mamba_n_heads", fmt::format("must be a multiple of mamba_n_groups = {}", mamba.key_heads));
-    if (!json.boolean_or("mamba_conv_bias", true))
+    if (read_activation(json, "silu") != model::Activation::silu)
+        json.refuse_value("hidden_act", "only silu is known of convolutions");
+    if (!says(json, "mamba_conv_bias", true))
         json.refuse_value("mamba_conv_bias", "only convolutions with a bias are known");
     if (json.boolean_or("mamba_proj_bias", false))
         json.refuse_value("mamba_proj_bias", "only projections without a bias are known");
@@ -67,11 +70,44 @@ void read_granite_hybrid(const JsonObject& json, model::Model& model) {
     model::LayerKind mamba = kind, attention = kind;
     if (std::find(is_mamba.begin(), is_mamba.end(), true) != is_mamba.end()) mamba.attention = read_mamba(json, model);
     if (std::find(is_mamba.begin(), is_mamba.end(), false) != is_mamba.end()) {
-        attention.attention = read_gqa(json, model, rotates ? 1.0 : 0.0);
+        attention.attention = read_gqa(json, model, rotates ? std::optional<double>() : 0.0);
         attention.attention.scale = score_factor;
         attention.attention.qkv_bias = attention.attention.out_bias = json.boolean_or("attention_bias", false);
     }
     for (const bool here : is_mamba) add_layer(model, here ? mamba : attention);
+}
+
+// Granite-MoE with sinks and, in most layers, a window. Layers may have a base of rotation each; 0: they turn nothing.
+void read_granite_swa(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    const int layers = layer_count(json);
+    std::vector<bool> fallback;
+    for (int layer = 0; layer < layers; ++layer) fallback.push_back(layer % 4 != 0);
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, fallback);
+    std::vector<double> bases(static_cast<std::size_t>(layers), model.rope_theta);
+    if (json.has("layer_rope_theta")) bases = json.numbers("layer_rope_theta", 0.0, 1e12);
+    check_length(json, "layer_rope_theta", bases.size(), layers);
+    model::LayerKind kind;
+    kind.attention = read_gqa(json, model);
+    kind.attention.sinks = true;
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
+    kind.attention.scale = read_granite_factors(json, model);
+    kind.activation = read_activation(json, "silu");
+    model::Moe& moe = kind.moe.emplace();
+    moe.experts = integer_or(json, "num_local_experts", 8, 1, max_experts);
+    moe.top_k = integer_or(json, "num_experts_per_tok", 2, 1, max_experts);
+    moe.ffn = ffn(json, "intermediate_size");
+    moe.shared_ffn = json.integer_or("shared_intermediate_size", 0, 0, max_ffn);
+    moe.router.softmax_after_top_k = true;
+    const int turned = kind.attention.rope_dim;
+    for (std::size_t layer = 0; layer < sliding.size(); ++layer) {
+        kind.attention.window = sliding[layer] ? json.integer_or("sliding_window", 128, 1, max_window) : 0;
+        kind.attention.rope_dim = bases[layer] > 0.0 ? turned : 0;
+        kind.attention.rope = std::nullopt;
+        if (bases[layer] > 0.0 && bases[layer] != model.rope_theta)
+            kind.attention.rope = model::Rope{bases[layer], model.rope_scaling};
+        add_layer(model, kind);
+    }
 }
 
 } // namespace moe::families

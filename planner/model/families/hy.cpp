@@ -1,4 +1,5 @@
 // Families of one attention in all layers over DeepSeek's kind of experts: Solar-Open, Hunyuan 3 and Mistral 4.
+#include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 #include "planner/model/families/parts.hpp"
 
@@ -37,22 +38,25 @@ void read_solar_open(const JsonObject& json, model::Model& model) {
 void read_hy_v3(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 11158840.0);
     model::Attention attention = read_gqa(json, model);
-    attention.qk_norm = json.boolean_or("qk_norm", true);
+    attention.qk_norm = says(json, "qk_norm", true);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     model::Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
-    moe.router = selecting_router(json, "route_norm", "router_scaling_factor", 1.0);
-    moe.router.expert_bias = json.boolean_or("moe_router_enable_expert_bias", true);
-    if (!json.boolean_or("moe_router_use_sigmoid", true))
-        json.refuse_value("moe_router_use_sigmoid", "only true is known");
+    moe.router = selecting_router(json, "route_norm", "router_scaling_factor", 2.826);
+    moe.router.expert_bias = says(json, "moe_router_enable_expert_bias", true);
+    if (json.boolean_or("mlp_bias", false)) json.refuse_value("mlp_bias", "only false is known of Hunyuan 3");
+    if (moe.shared_ffn == 0) json.refuse_value("num_shared_experts", "must be at least 1");
+    if (!says(json, "moe_router_use_sigmoid", true)) json.refuse_value("moe_router_use_sigmoid", "only true is known");
     add_plain_layers(json, model, attention, moe, 1);
 }
 
 // Latent attention, and a softmax over all experts of which the chosen are divided by their sum.
 void read_mistral4(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    model.rope_interleaved = says(json, "rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    if (!json.has("rope_parameters") && !json.has("rope_scaling"))
+        refuse("{}: field \"rope_parameters\" is missing: no other field gives it", json.place());
     if (json.is_object("rope_parameters"))
         attention.query_scale = {json.object("rope_parameters").number_or("llama_4_scaling_beta", 0.0, 0.0, 1e6),
                                  std::max(1.0, static_cast<double>(model.rope_scaling.original_positions)), 0.0};

@@ -35,7 +35,7 @@ constexpr std::array lacks{
     Lack{"LayerNorm around gated or rotated layers", " fuyu jais2 modernbertdecoder olmo stablelm starcoder2 "},
     Lack{"norms behind attention and MLP", " exaone4 flexolmo gemma2 gemma3* glm4 olmo2 olmo3 vaultgemma "},
     Lack{"scaled embeddings", " gemma moshi "},
-    Lack{"factors on embeddings, scores and sums", " granite graniteswa granitemoeswa hyperclovax minicpm3 "},
+    Lack{"factors on embeddings, scores and sums", " granite graniteswa hyperclovax minicpm3 "},
     Lack{"activations or gates of their own kind", " apertus* arcee bitnet nanochat "},
     Lack{"embeddings or cross-attention of other layers", " gemma3n* gemma4assistant gemma4unified* mllama "},
     Lack{"hierarchies or loops of models", " blt hrmtext "},
@@ -43,7 +43,7 @@ constexpr std::array lacks{
     Lack{"experts beside two attentions and two MLPs of a layer, some of them without weights (LongCat-Flash)",
          " longcat longcatflash* "},
     Lack{"layers of block-sparse attention (MiniMax-M3)", " minimaxm3* "},
-    Lack{"experts of another design", " ariatext axk1 axk2 beam dots3note* flint hyv4 kolibri1 mellum qwen4exp* "},
+    Lack{"experts of another design", " ariatext axk1 axk2 beam dots3note* hyv4 kolibri1 qwen4exp* "},
     Lack{"dense decoders of this family",
          " cwm emu3 ernie45 exaone glm gotocr2 helium hunyuandensev1 hunyuanv1dense internlm3 "
          "iquestcoder ministral ministral3 mosstranscribediarize phi3 phi4multimodal seedoss "

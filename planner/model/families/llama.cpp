@@ -1,6 +1,7 @@
 // Llama and its relatives with grouped-query attention: Mistral, GPT-OSS, Llama 4, Nemotron, the GPT series.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
 
 #include <algorithm>
 
@@ -40,9 +41,16 @@ void read_mistral(const JsonObject& json, model::Model& model) {
 // hidden_act says (the field reads "silu" in the published files).
 void read_gpt_oss(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 150000.0);
+    if (!json.has("rope_scaling") && !json.has("rope_parameters")) { // The class scales what says nothing.
+        const JsonObject own =
+            JsonObject::parse(R"({"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+                                  "truncate": false})",
+                              json.place());
+        model.rope_scaling = read_rope(own, json, model.rope_theta).scaling;
+    }
     model::LayerKind kind;
     kind.attention = read_gqa(json, model);
-    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", true);
+    kind.attention.qkv_bias = kind.attention.out_bias = says(json, "attention_bias", true);
     kind.attention.sinks = true;
     kind.activation = model::Activation::quick_gelu;
     kind.swiglu_limit = json.number_or("swiglu_limit", 7.0, 1e-6, 1e6);
@@ -73,7 +81,7 @@ namespace {
 // The first published files say 4 where later ones say true.
 bool tunes_temperature(const JsonObject& json) {
     try {
-        return json.boolean_or("attn_temperature_tuning", true);
+        return says(json, "attn_temperature_tuning", true);
     } catch (const Error&) {
         return json.integer("attn_temperature_tuning", 0, 1 << 20) != 0;
     }
@@ -101,22 +109,24 @@ void read_llama4(const JsonObject& json, model::Model& model) {
         for (const std::int64_t layer : json.integers("moe_layers", 0, layers - 1))
             sparse[static_cast<std::size_t>(layer)] = true;
     }
-    std::vector<bool> chunked;
+    std::vector<bool> rotates;
     const int whole = integer_or(json, "no_rope_layer_interval", 4, 1, max_layers);
-    for (int layer = 0; layer < layers; ++layer) chunked.push_back((layer + 1) % whole != 0);
+    for (int layer = 0; layer < layers; ++layer) rotates.push_back((layer + 1) % whole != 0);
     const auto listed = json.is_array("no_rope_layers") ? json.integers("no_rope_layers", 0, 1)
                                                         : std::vector<std::int64_t>{}; // 1: has rotary positions
-    if (!listed.empty() && listed.size() != chunked.size())
-        json.refuse_value("no_rope_layers", fmt::format("must have num_hidden_layers = {} entries", layers));
-    if (!listed.empty()) chunked.assign(listed.begin(), listed.end());
-    chunked = layers_of_type(json, "chunked_attention", layers, chunked);
+    if (!listed.empty()) check_length(json, "no_rope_layers", listed.size(), layers);
+    if (!listed.empty()) rotates.assign(listed.begin(), listed.end());
+    const std::vector<bool> chunked = layers_of_type(json, "chunked_attention", layers, rotates);
+    const bool norms = says(json, "use_qk_norm", true);
+    if (norms) model.rope_scaling.attention_factor = 1.0; // The norm behind the rotation takes it out again.
     const std::int64_t chunk = json.integer_or("attention_chunk_size", 8192, 1, max_window);
     for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
         model::LayerKind kind;
         kind.attention = read_gqa(json, model);
-        if (chunked[layer]) {
-            kind.attention.chunk = chunk;
-            kind.attention.qk_norm = kind.attention.plain_qk_norm = json.boolean_or("use_qk_norm", true);
+        kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
+        if (chunked[layer]) kind.attention.chunk = chunk;
+        if (rotates[layer]) {
+            kind.attention.qk_norm = kind.attention.plain_qk_norm = norms;
         } else {
             kind.attention.rope_dim = 0;
             if (tunes_temperature(json))
@@ -141,11 +151,11 @@ void read_ungated(const JsonObject& json, model::Model& model, const std::string
     model.layer_norm = model.layer_norm_bias = true;
     model::LayerKind kind;
     kind.attention = read_gqa(json, model, rotary);
-    kind.attention.qkv_bias = kind.attention.out_bias = linear_bias;
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", linear_bias);
     kind.dense_ffn = ffn(json, "intermediate_size");
     kind.activation = read_activation(json, activation);
     kind.gated = json.boolean_or("mlp_gated", false);
-    kind.mlp_bias = linear_bias;
+    kind.mlp_bias = json.boolean_or("mlp_bias", linear_bias);
     const int layers = layer_count(json);
     for (int layer = 0; layer < layers; ++layer) add_layer(model, kind);
 }

@@ -27,9 +27,10 @@ void read_window(const JsonObject& json, model::Attention& attention) {
 }
 
 // The decoder of all of them but DBRX.
-model::LayerKind read_layer(const JsonObject& json, const model::Model& model, const std::string& activation) {
+model::LayerKind read_layer(const JsonObject& json, const model::Model& model, const std::string& activation,
+                            std::optional<double> rotary = {}) {
     model::LayerKind kind;
-    kind.attention = read_gqa(json, model);
+    kind.attention = read_gqa(json, model, rotary);
     kind.activation = read_activation(json, activation);
     kind.moe = read_routed_experts(json);
     return kind;
@@ -49,7 +50,7 @@ void read_mixtral(const JsonObject& json, model::Model& model) {
 // Grok-1 keeps the chosen weights of the softmax over all experts as they are.
 void read_grok(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
-    model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
+    model.tied_embeddings = says(json, "tie_word_embeddings", true);
     model::LayerKind kind = read_layer(json, model, "gelu");
     read_window(json, kind.attention);
     add_alike(model, kind, layer_count(json));
@@ -62,7 +63,7 @@ void read_olmoe(const JsonObject& json, model::Model& model) {
     model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qk_norm = kind.attention.whole_qk_norm = true;
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
-    kind.attention.clip = json.number_or("clip_qkv", 0.0, 0.0, 1e6);
+    if (json.has("clip_qkv")) kind.attention.clip = json.number("clip_qkv", 1e-9, 1e6);
     kind.moe->router.normalize = json.boolean_or("norm_topk_prob", false);
     add_alike(model, kind, layer_count(json));
 }
@@ -75,6 +76,9 @@ void read_phimoe(const JsonObject& json, model::Model& model) {
     model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     read_window(json, kind.attention);
+    if (kind.moe->top_k != 2) // The class picks two whatever the file says.
+        model.not_executable =
+            fmt::format("num_experts_per_tok = {}: only 2 is trained of Phi-3.5-MoE", kind.moe->top_k);
     kind.moe->router.mixer = json.number_or("router_jitter_noise", 0.01, 1e-9, 1e6);
     model.head_bias = json.boolean_or("lm_head_bias", false);
     add_alike(model, kind, layer_count(json));
@@ -97,12 +101,12 @@ void read_granite_moe(const JsonObject& json, model::Model& model) {
 // The published weights hold none of the MTP modules that its config mentions, nor does the configuration class.
 void read_minimax_m2(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 5e6);
-    model::LayerKind kind = read_layer(json, model, "silu");
+    model::LayerKind kind = read_layer(json, model, "silu", 1.0);
     kind.attention.rope_dim = integer_or(json, "rotary_dim", kind.attention.rope_dim, 0, max_dim);
-    kind.attention.qk_norm = kind.attention.whole_qk_norm = json.boolean_or("use_qk_norm", true);
+    kind.attention.qk_norm = kind.attention.whole_qk_norm = says(json, "use_qk_norm", true);
     model::Router& router = kind.moe->router;
     router.scoring = model::Scoring::sigmoid;
-    router.expert_bias = json.boolean_or("use_routing_bias", true);
+    router.expert_bias = says(json, "use_routing_bias", true);
     router.normalize = true;
     add_alike(model, kind, layer_count(json));
 }
@@ -114,7 +118,12 @@ void read_dbrx(const JsonObject& json, model::Model& model) {
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
     model.norm_eps = 1e-5;
     const JsonObject attn = json.object("attn_config"), experts = json.object("ffn_config");
-    model.rope_theta = attn.number_or("rope_theta", 10000.0, 1.0, 1e12);
+    // The published file has the base beside the clip; transformers writes what it turns by into rope_parameters.
+    model::Rope rope{attn.number_or("rope_theta", 10000.0, 1.0, 1e12), {}};
+    for (const char* key : {"rope_scaling", "rope_parameters"})
+        if (json.is_object(key)) rope = read_rope(json.object(key), json, rope.theta);
+    model.rope_theta = rope.theta;
+    model.rope_scaling = rope.scaling;
     model::LayerKind kind;
     model::Attention& attention = kind.attention;
     attention.heads = integer(json, "n_heads", max_heads);
@@ -122,12 +131,15 @@ void read_dbrx(const JsonObject& json, model::Model& model) {
     if (model.hidden % attention.heads != 0)
         json.refuse_value("n_heads", fmt::format("must divide d_model = {}", model.hidden));
     attention.qk_dim = attention.v_dim = attention.rope_dim = static_cast<int>(model.hidden / attention.heads);
-    attention.clip = attn.number_or("clip_qkv", 0.0, 0.0, 1e6);
+    if (attn.has("clip_qkv")) attention.clip = attn.number("clip_qkv", 1e-9, 1e6);
     model::Moe moe;
     moe.experts = integer_or(experts, "moe_num_experts", 4, 1, max_experts);
     moe.top_k = integer_or(experts, "moe_top_k", 1, 1, max_experts);
     moe.ffn = ffn(experts, "ffn_hidden_size");
-    moe.router.normalize = true;
+    const char* norm = "moe_normalize_expert_weights"; // the power of the norm that divides the chosen weights
+    moe.router.normalize = !experts.states(norm) || experts.has(norm);
+    if (experts.number_or(norm, 1.0, 0.0, 1e6) != 1.0) experts.refuse_value(norm, "only 1 or null is known");
+    if (experts.is_object("ffn_act_fn")) must_be(experts.object("ffn_act_fn"), "name", "silu");
     kind.moe = moe;
     add_alike(model, kind, integer(json, "n_layers", max_layers));
     model.layer_norm = true;

@@ -38,6 +38,8 @@ constexpr std::array renames{
     Rename{"Gemma4ForCausalLM", ".mlp.gate.", ".router.proj."},
     Rename{"Gemma4ForCausalLM", ".mlp.experts.", ".experts."},
     Rename{"Gemma4ForCausalLM", ".mlp.shared_experts.", ".mlp."},
+    Rename{"FlintForCausalLM", ".mlp.shared_experts.", ".mlp.shared_expert."},
+    Rename{"FlintForCausalLM", ".self_attn.sinks", ".self_attn.softmax_offset"},
     Rename{"GraniteMoeForCausalLM", ".mlp.gate.", ".block_sparse_moe.router.layer."},
     Rename{"GraniteMoeForCausalLM", ".mlp.experts.", ".block_sparse_moe.experts."},
     Rename{"GraniteMoeForCausalLM", ".mlp.shared_experts.down_proj.", ".shared_mlp.output_linear."},
@@ -75,7 +77,8 @@ constexpr std::array renames{
 // Families whose weights go by the names of another.
 std::string_view names_of(std::string_view architecture) {
     if (architecture == "BailingMoeV2ForCausalLM") return "BailingMoeForCausalLM";
-    if (architecture == "GraniteMoeSharedForCausalLM" || architecture == "GraniteMoeHybridForCausalLM")
+    if (architecture == "GraniteMoeSharedForCausalLM" || architecture == "GraniteMoeHybridForCausalLM" ||
+        architecture == "GraniteMoeSWAForCausalLM")
         return "GraniteMoeForCausalLM";
     if (architecture == "Qwen3_5MoeForCausalLM") return "Qwen3_5ForCausalLM";
     return architecture;
@@ -208,6 +211,8 @@ std::string checkpoint_name(const model::Model& model, const std::string& name) 
         text = replaced(std::move(text), "model.", "model.language_model.");
     for (const Rename& rename : renames)
         if (rename.architecture == family) text = replaced(std::move(text), rename.from, rename.to);
+    if (model.architecture == "GraniteMoeSWAForCausalLM")
+        text = replaced(std::move(text), ".router.layer.", ".router.");
     return text;
 }
 
@@ -244,6 +249,7 @@ JoinedRows joined_rows(const model::Model& model, const std::string& name) {
 
 ExpertLayout expert_layout(const model::Model& model) {
     const std::string_view family = names_of(model.architecture);
+    if (model.architecture == "GraniteMoeSWAForCausalLM") return ExpertLayout::fused;
     if (family == "GraniteMoeForCausalLM") return ExpertLayout::gated;
     // Qwen3.5 beside towers; its class of the language model alone saves each expert.
     if (family == "Mistral4ForCausalLM" || family == "Gemma4ForCausalLM" ||

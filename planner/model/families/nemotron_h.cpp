@@ -23,7 +23,7 @@ model::Attention read_mamba(const JsonObject& json) {
     // What training has cut steps at (Megatron-LM, mamba_ssm). Classes of transformers 5.24 cut at time_step_min
     // instead, the least step that weights begin with.
     if (json.has("time_step_limit")) std::tie(mamba.step_min, mamba.step_max) = json.interval("time_step_limit");
-    if (!json.boolean_or("use_conv_bias", true))
+    if (!says(json, "use_conv_bias", true))
         json.refuse_value("use_conv_bias", "only convolutions with a bias are known");
     for (const char* bias : {"use_bias", "mamba_proj_bias"})
         if (json.boolean_or(bias, false)) json.refuse_value(bias, "only projections without a bias are known");
@@ -33,7 +33,10 @@ model::Attention read_mamba(const JsonObject& json) {
 
 // Attention without any rotation: the state space layers tell positions.
 model::Attention read_attention(const JsonObject& json, const model::Model& model) {
-    model::Attention attention = read_gqa(json, model, 0.0);
+    model::Attention attention = read_gqa(json, model, 0.0, true);
+    // The first published files say attention_head_dim.
+    const bool first = !json.has("head_dim") && json.has("attention_head_dim");
+    attention.qk_dim = attention.v_dim = integer(json, first ? "attention_head_dim" : "head_dim", max_dim);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     return attention;
 }
@@ -43,12 +46,12 @@ model::Moe read_experts(const JsonObject& json) {
     moe.experts = integer(json, "n_routed_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
-    moe.shared_ffn = json.integer_or("moe_shared_expert_intermediate_size", 0, 0, max_ffn);
+    moe.shared_ffn = ffn(json, "moe_shared_expert_intermediate_size");
     if (json.has("moe_latent_size")) moe.latent = json.integer("moe_latent_size", 1, max_hidden);
     model::Router& router = moe.router;
     router.scoring = model::Scoring::sigmoid;
     router.expert_bias = true;
-    router.normalize = json.boolean_or("norm_topk_prob", true);
+    router.normalize = says(json, "norm_topk_prob", true);
     router.scale = json.number_or("routed_scaling_factor", 1.0, 0.0, 1e6);
     router.groups = integer_or(json, "n_group", 1, 1, max_experts);
     router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
@@ -107,6 +110,7 @@ void check_pattern(const JsonObject& json, const std::string& key, const std::st
 void read_nemotron_h(const JsonObject& json, model::Model& model) {
     read_common(json, model, json.number_or("layer_norm_epsilon", 1e-5, 0.0, 1.0), 10000.0);
     model.hybrid = true;
+    if (model.tied_embeddings) json.refuse_value("tie_word_embeddings", "only false is known of Nemotron-H");
     const bool in_words = !json.has("hybrid_override_pattern") && json.is_array("layers_block_type");
     const std::string key = in_words ? "layers_block_type" : "hybrid_override_pattern";
     const std::string pattern = read_pattern(json, "hybrid_override_pattern", "layers_block_type");
@@ -123,7 +127,7 @@ void read_nemotron_h(const JsonObject& json, model::Model& model) {
         json.refuse_value("mtp_hybrid_override_pattern", "must be *E, an attention layer and experts");
     const std::map<char, model::LayerKind> parts = read_parts(json, model, pattern + mtp);
     if (parts.at('E').moe && json.boolean_or("mlp_bias", false))
-        model.not_executable = "mlp_bias = true beside experts: not trained yet";
+        json.refuse_value("mlp_bias", "only false is known beside experts");
     for (const char letter : pattern) add_layer(model, parts.at(letter));
     for (int depth = 0; depth < depths; ++depth) {
         model::LayerKind kind = parts.at('E');

@@ -82,12 +82,19 @@ model::Router selecting_router(const JsonObject& json, const char* normalize, co
     model::Router router;
     router.scoring = model::Scoring::sigmoid;
     router.expert_bias = true;
-    router.normalize = json.boolean_or(normalize, true);
+    router.normalize = says(json, normalize, true);
     router.scale = json.number_or(scale, fallback_scale, 0.0, 1e6);
     router.groups = integer_or(json, "n_group", 1, 1, max_experts);
     router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
     router.group_score_top = 2;
     return router;
+}
+
+double rotary_share(const JsonObject& json, const std::string& type, double fallback, double silent) {
+    if (!json.is_object("rope_parameters") || !json.object("rope_parameters").is_object(type)) return fallback;
+    const JsonObject rope = json.object("rope_parameters").object(type);
+    if (rope.string_or("rope_type", "") == "proportional") return 1.0; // Its frequencies say which pairs turn.
+    return rope.number_or("partial_rotary_factor", silent, 0.0, 1.0);
 }
 
 double read_granite_factors(const JsonObject& json, model::Model& model) {

@@ -32,6 +32,9 @@ void must_be(const JsonObject& json, const std::string& key, const std::string& 
 // Sigmoid scores, a bias that only selects, chosen scores divided by their sum and scaled; fields of the family's
 // names.
 model::Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale);
+// The share of a head's columns that a kind of layer turns, which transformers 5 keeps under the kind's name.
+// `fallback`: without an object of that name; `silent`: where one does not say.
+double rotary_share(const JsonObject& json, const std::string& type, double fallback, double silent = 1.0);
 // Granite's factors of embeddings, sums and logits; that of the scores is returned.
 double read_granite_factors(const JsonObject& json, model::Model& model);
 // Routed and shared experts of one width, their numbers under the family's names; no name: no shared ones here.

@@ -5,18 +5,28 @@
 namespace moe::families {
 namespace {
 
-// The window of Qwen models: off unless use_sliding_window; then on the layers from max_window_layers on.
-std::vector<model::LayerKind> with_qwen_windows(const JsonObject& json, std::vector<model::LayerKind> kinds) {
-    if (!json.boolean_or("use_sliding_window", false) || !json.has("sliding_window")) return kinds;
+// The width of windows, 0: none, which holds unless use_sliding_window. A file that is silent means the classes' own.
+std::int64_t qwen_window(const JsonObject& json) {
+    const bool none = json.states("sliding_window") && !json.has("sliding_window");
+    if (none || !json.boolean_or("use_sliding_window", false)) return 0;
+    return json.integer_or("sliding_window", 4096, 1, max_window);
+}
+
+// Gives the window to the layers marked.
+void set_windows(std::vector<model::LayerKind>& kinds, const std::vector<bool>& sliding, std::int64_t window) {
+    for (std::size_t layer = 0; layer < kinds.size(); ++layer)
+        if (sliding[layer]) kinds[layer].attention.window = window;
+}
+
+// Where layer_types is silent, dense models have windows from max_window_layers on, and Qwen2-MoE in every second layer
+// before (transformers 5.24, configuration_qwen2.py and configuration_qwen2_moe.py).
+void set_listed_windows(const JsonObject& json, std::vector<model::LayerKind>& kinds, bool in_turns) {
     const auto layers = static_cast<int>(kinds.size());
-    const int first = integer_or(json, "max_window_layers", 28, 0, max_layers);
-    std::vector<bool> fallback(kinds.size());
-    for (int layer = 0; layer < layers; ++layer) fallback[static_cast<std::size_t>(layer)] = layer >= first;
-    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, fallback);
-    for (std::size_t layer = 0; layer < kinds.size(); ++layer) {
-        if (sliding[layer]) kinds[layer].attention.window = json.integer("sliding_window", 1, max_window);
-    }
-    return kinds;
+    const int bound = integer_or(json, "max_window_layers", 28, 0, max_layers);
+    std::vector<bool> fallback;
+    for (int layer = 0; layer < layers; ++layer)
+        fallback.push_back(in_turns ? layer < bound && layer % 2 == 0 : layer >= bound);
+    set_windows(kinds, layers_of_type(json, "sliding_attention", layers, fallback), qwen_window(json));
 }
 
 void read_qwen_dense(const JsonObject& json, model::Model& model, bool third_generation) {
@@ -29,8 +39,9 @@ void read_qwen_dense(const JsonObject& json, model::Model& model, bool third_gen
     kind.attention.out_bias = third_generation && kind.attention.qkv_bias;
     kind.dense_ffn = ffn(json, "intermediate_size");
     kind.activation = read_activation(json, "silu");
-    const std::vector<model::LayerKind> kinds(static_cast<std::size_t>(layer_count(json)), kind);
-    for (const model::LayerKind& layer : with_qwen_windows(json, kinds)) add_layer(model, layer);
+    std::vector<model::LayerKind> kinds(static_cast<std::size_t>(layer_count(json)), kind);
+    set_listed_windows(json, kinds, false);
+    for (const model::LayerKind& layer : kinds) add_layer(model, layer);
 }
 
 } // namespace
@@ -48,7 +59,7 @@ model::Moe read_qwen_experts(const JsonObject& json, bool shared, bool normalize
     moe.experts = integer(json, renamed ? "num_local_experts" : "num_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
-    moe.router.normalize = json.boolean_or("norm_topk_prob", normalize);
+    moe.router.normalize = says(json, "norm_topk_prob", normalize);
     if (!shared) return moe;
     moe.shared_ffn = json.integer("shared_expert_intermediate_size", 0, max_ffn);
     moe.shared_gate = moe.shared_ffn > 0;
@@ -86,21 +97,22 @@ std::vector<model::LayerKind> qwen_layers(const JsonObject& json, const model::A
 void read_qwen2_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     model::Attention attention = read_gqa(json, model);
-    attention.qkv_bias = json.boolean_or("qkv_bias", true);
-    const model::Moe moe = read_qwen_experts(json, true, false);
-    for (const model::LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe)))
-        add_layer(model, kind);
+    attention.qkv_bias = says(json, "qkv_bias", true);
+    std::vector<model::LayerKind> kinds = qwen_layers(json, attention, read_qwen_experts(json, true, false));
+    set_listed_windows(json, kinds, true);
+    for (const model::LayerKind& kind : kinds) add_layer(model, kind);
     repeat_last_as_mtp(json, model);
 }
 
+// A window is every layer's.
 void read_qwen3_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     model::Attention attention = read_gqa(json, model);
     attention.qk_norm = true;
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    const model::Moe moe = read_qwen_experts(json, false, false);
-    for (const model::LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe)))
-        add_layer(model, kind);
+    std::vector<model::LayerKind> kinds = qwen_layers(json, attention, read_qwen_experts(json, false, false));
+    set_windows(kinds, std::vector<bool>(kinds.size(), true), qwen_window(json));
+    for (const model::LayerKind& kind : kinds) add_layer(model, kind);
     repeat_last_as_mtp(json, model);
 }
 
@@ -113,6 +125,8 @@ model::Attention read_gated_delta(const JsonObject& json) {
     attention.value_heads = integer(json, "linear_num_value_heads", max_heads);
     attention.key_dim = integer(json, "linear_key_head_dim", max_dim);
     attention.value_dim = integer(json, "linear_value_head_dim", max_dim);
+    if (read_activation(json, "silu") != model::Activation::silu)
+        json.refuse_value("hidden_act", "only silu is known of convolutions");
     attention.conv_kernel = integer_or(json, "linear_conv_kernel_dim", 4, 1, 1024);
     attention.heads = attention.value_heads;
     attention.kv_heads = attention.key_heads;
@@ -126,10 +140,10 @@ void read_hybrid(const JsonObject& json, model::Model& model, bool has_experts) 
     read_common(json, model, 1e-6, 10000.0);
     model::Attention full = read_gqa(json, model, 0.25);
     full.qk_norm = true;
-    full.output_gate = json.boolean_or("attn_output_gate", true);
+    full.output_gate = says(json, "attn_output_gate", true);
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
     if (full.qkv_bias && full.output_gate)
-        model.not_executable = "attention_bias = true beside gates in the projection of queries: not trained yet";
+        json.refuse_value("attention_bias", "only false is known beside gates in the projection of queries");
     model.norms_from_one = true;
     const model::Attention linear = read_gated_delta(json);
     std::vector<model::LayerKind> kinds;

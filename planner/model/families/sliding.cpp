@@ -1,5 +1,5 @@
-// Families whose layers see a window of the sequence or all of it, in a pattern: MiMo-V2, Step-3.5, AFMoE (Trinity),
-// EXAONE-MoE and Laguna.
+// Families whose layers see a window of the sequence or all of it, in a pattern: MiMo-V2, Step-3.5, AFMoE (Trinity) and
+// EXAONE-MoE.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 #include "planner/model/families/parts.hpp"
@@ -38,15 +38,9 @@ void add_pattern(model::Model& model, const Pattern& pattern, const model::Layer
     }
 }
 
-// The share of a head's columns that a kind of layer turns, which transformers 5 keeps under the kind's name.
-double rotary_share(const JsonObject& json, const std::string& type, double fallback) {
-    if (!json.is_object("rope_parameters") || !json.object("rope_parameters").is_object(type)) return fallback;
-    return json.object("rope_parameters").object(type).number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
-}
-
 // Layers of windows have heads of their own. A file of transformers 5 names their number of key/value heads nowhere:
 // its class takes twice those of the other layers.
-model::Attention read_mimo_attention(const JsonObject& json, bool sliding) {
+model::Attention read_mimo_attention(const JsonObject& json, model::Model& model, bool sliding) {
     const auto size = [&](const std::string& key, std::int64_t high) {
         return integer(json, sliding && json.has("swa_" + key) ? "swa_" + key : key, high);
     };
@@ -57,15 +51,21 @@ model::Attention read_mimo_attention(const JsonObject& json, bool sliding) {
     attention.qk_dim = size("head_dim", max_dim);
     attention.v_dim = size("v_head_dim", max_dim);
     attention.qkv_bias = json.boolean_or("attention_bias", false);
-    const double share = rotary_share(json, sliding ? "sliding_attention" : "full_attention",
-                                      json.number_or("partial_rotary_factor", 0.334, 0.0, 1.0));
-    attention.value_scale = json.number_or("attention_value_scale", 1.0, 1e-9, 1e6);
+    const double top = json.number_or("partial_rotary_factor", 0.334, 0.0, 1.0);
+    const double share = rotary_share(json, sliding ? "sliding_attention" : "full_attention", top, top);
+    const bool flash = json.string_or("model_type", "mimo_v2_flash") == "mimo_v2_flash";
+    const double silent = flash && !json.states("attention_value_scale") ? 0.707 : 1.0;
+    attention.value_scale = json.number_or("attention_value_scale", silent, 1e-9, 1e6);
     attention.rope_dim = static_cast<int>(attention.qk_dim * share) / 2 * 2;
-    attention.sinks = sliding ? json.boolean_or("add_swa_attention_sink_bias", true)
+    if (const int turned = static_cast<int>(attention.qk_dim * share); turned % 2 != 0)
+        model.not_executable =
+            fmt::format("partial_rotary_factor: {} columns turn, which must be an even number", turned);
+    attention.sinks = sliding ? says(json, "add_swa_attention_sink_bias", true)
                               : json.boolean_or("add_full_attention_sink_bias", false);
+    // The published field counts the positions before the query.
     if (sliding)
-        attention.window =
-            json.integer(json.has("sliding_window") ? "sliding_window" : "sliding_window_size", 1, max_window);
+        attention.window = json.has("sliding_window_size") ? json.integer("sliding_window_size", 1, max_window) + 1
+                                                           : json.integer("sliding_window", 1, max_window);
     return attention;
 }
 
@@ -90,10 +90,10 @@ void read_mimo_v2(const JsonObject& json, model::Model& model) {
     base.activation = read_activation(json, "silu");
     model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 0);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
-    model::Attention window = read_mimo_attention(json, true);
+    model::Attention window = read_mimo_attention(json, model, true);
     window.rope = model::Rope{json.number_or("swa_rope_theta", 10000.0, 1.0, 1e12), {}};
     const std::int64_t wide = ffn(json, "intermediate_size");
-    model::Attention full = read_mimo_attention(json, false);
+    model::Attention full = read_mimo_attention(json, model, false);
     full.rope = rope_of_type(json, "full_attention", 5e6);
     if (const auto own = rope_of_type(json, "sliding_attention", 10000.0)) window.rope = own;
     add_pattern(model, pattern, base, full, window, moe, wide);
@@ -139,9 +139,11 @@ model::Attention read_step_attention(const JsonObject& sizes, const JsonObject& 
         integer(sizes, sizes.has("num_attention_groups") ? "num_attention_groups" : "num_key_value_heads", max_heads);
     attention.qk_dim = attention.v_dim = attention.rope_dim =
         integer(sizes.has("head_dim") ? sizes : json, "head_dim", max_dim);
-    attention.qk_norm = json.boolean_or("use_qk_norm", true);
-    attention.head_gate = json.boolean_or("use_head_wise_attn_gate", true);
+    attention.qk_norm = says(json, "use_qk_norm", true);
+    attention.head_gate = says(json, "use_head_wise_attn_gate", true);
     attention.sinks = json.boolean_or("sink", false);
+    const double scalar = json.number_or("query_pre_attn_scalar", attention.qk_dim, 1e-9, 1e9);
+    if (scalar != attention.qk_dim) attention.scale = 1.0 / std::sqrt(scalar);
     return attention;
 }
 
@@ -198,6 +200,9 @@ std::vector<double> read_step_limits(const JsonObject& json, const std::string& 
 void read_step3p5(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "att_impl_type", "GQA");
+    must_be(json, "hidden_act", "silu");
+    for (const char* bias : {"attention_bias", "mlp_bias"})
+        if (json.boolean_or(bias, false)) json.refuse_value(bias, "only false is known of Step-3.5");
     must_be(json, "moe_router_activation", "sigmoid");
     model.norms_from_one = true;
     const int layers = layer_count(json), depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
@@ -213,7 +218,6 @@ void read_step3p5(const JsonObject& json, model::Model& model) {
         return sees_all ? attentions.first : attentions.second;
     };
     model::LayerKind base;
-    base.activation = read_activation(json, "silu");
     base.limit_behind = true;
     model::Moe moe;
     moe.experts = static_cast<int>(step_size(json, "moe_num_experts", "n_routed_experts", max_experts));
@@ -221,7 +225,7 @@ void read_step3p5(const JsonObject& json, model::Model& model) {
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.shared_ffn = json.integer("share_expert_dim", 0, max_ffn);
     moe.router = selecting_router(json, "norm_expert_weight", "moe_router_scaling_factor", 1.0);
-    moe.router.expert_bias = json.boolean_or("use_moe_router_bias", true);
+    moe.router.expert_bias = says(json, "use_moe_router_bias", true);
     const std::int64_t wide = ffn(json, "intermediate_size");
     const std::vector<bool> sparse = read_step_sparse(json, layers);
     const std::vector<double> limits = read_step_limits(json, "swiglu_limits", within),
@@ -272,7 +276,7 @@ void read_afmoe(const JsonObject& json, model::Model& model) {
 
 namespace {
 
-// "LLLG" over and over, or the step between layers that see everything; the last layer always does.
+// "LLLG" over and over, where the last layer sees everything, or the step between layers that do.
 std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
     const std::string key = "sliding_window_pattern";
     if (json.is_array("layer_types")) return layers_of_type(json, "sliding_attention", layers, {});
@@ -283,10 +287,10 @@ std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
             json.refuse_value(key, "must be made of L (local) and G (global)");
         for (std::size_t layer = 0; layer < static_cast<std::size_t>(layers); ++layer)
             sliding.push_back(pattern[layer % pattern.size()] == 'L');
+        sliding.back() = false;
     } else {
         sliding = all_but_every(integer_or(json, key, 4, 1, max_layers), layers);
     }
-    sliding.back() = false;
     return sliding;
 }
 
@@ -319,78 +323,6 @@ void read_exaone_moe(const JsonObject& json, model::Model& model) {
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 2.5);
     add_pattern(model, pattern, base, full, window, moe, ffn(json, "intermediate_size"));
     repeat_last_as_mtp(json, model);
-}
-
-namespace {
-
-// One gate per head, one per column of each, or none.
-void read_laguna_gate(const JsonObject& json, model::Attention& attention) {
-    const std::string key = "gating";
-    if (!json.is_string(key)) {
-        attention.head_gate = json.boolean_or(key, true);
-        return;
-    }
-    const std::string gate = json.string(key);
-    if (gate != "per-head" && gate != "per-element")
-        json.refuse_value(key, "must be true, false, per-head or per-element");
-    (gate == "per-head" ? attention.head_gate : attention.output_gate) = true;
-}
-
-} // namespace
-
-// Poolside's Laguna: every layer may have a number of query heads of its own.
-void read_laguna(const JsonObject& json, model::Model& model) {
-    read_common(json, model, 1e-6, 500000.0);
-    if (json.boolean_or("moe_apply_router_weight_on_input", false))
-        json.refuse_value("moe_apply_router_weight_on_input", "only false is known");
-    const int layers = layer_count(json);
-    const std::vector<bool> none(static_cast<std::size_t>(layers));
-    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, none);
-    std::vector<bool> sparse = after(json.has("mlp_only_layers") ? 0 : 1, layers);
-    if (json.has("mlp_layer_types")) {
-        sparse = sparse_of_types(json, layers);
-    } else if (json.has("mlp_only_layers")) { // The field is as first published.
-        if (json.integer_or("decoder_sparse_step", 1, 1, max_layers) != 1)
-            json.refuse_value("decoder_sparse_step", "only 1 is known");
-        for (const std::int64_t layer : json.integers("mlp_only_layers", 0, layers - 1))
-            sparse[static_cast<std::size_t>(layer)] = false;
-    }
-    std::vector<std::int64_t> heads(static_cast<std::size_t>(layers));
-    integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
-    model::Attention attention = read_gqa(json, model);
-    std::fill(heads.begin(), heads.end(), attention.heads);
-    if (json.has("num_attention_heads_per_layer")) {
-        heads = json.integers("num_attention_heads_per_layer", 1, max_heads);
-        check_length(json, "num_attention_heads_per_layer", heads.size(), layers);
-    }
-    attention.qk_norm = true;
-    attention.qkv_bias = json.boolean_or("attention_bias", false);
-    read_laguna_gate(json, attention);
-    attention.softplus_gate = attention.head_gate || attention.output_gate;
-    model::Moe moe = read_experts(json, "num_experts", "", 0);
-    moe.shared_ffn = json.integer_or("shared_expert_intermediate_size", 512, 0, max_ffn);
-    moe.router = selecting_router(json, "norm_topk_prob", "moe_routed_scaling_factor", 1.0);
-    for (std::size_t layer = 0; layer < heads.size(); ++layer) {
-        model::LayerKind kind;
-        kind.activation = read_activation(json, "silu");
-        kind.attention = attention;
-        kind.attention.heads = static_cast<int>(heads[layer]);
-        const char* type = sliding[layer] ? "sliding_attention" : "full_attention";
-        kind.attention.rope = rope_of_type(json, type, model.rope_theta);
-        kind.attention.rope_dim =
-            static_cast<int>(attention.qk_dim * rotary_share(json, type, sliding[layer] ? 1.0 : 0.5));
-        if (sliding[layer]) {
-            kind.attention.window = json.integer_or("sliding_window", 512, 1, max_window);
-            kind.attention.sinks = json.boolean_or("swa_attention_sink_enabled", false);
-        }
-        if (sparse[layer])
-            kind.moe = moe;
-        else
-            kind.dense_ffn = ffn(json, "intermediate_size");
-        add_layer(model, kind);
-    }
-    if (json.number_or("moe_router_logit_softcapping", 0.0, 0.0, 1e6) > 0.0)
-        model.not_executable = "moe_router_logit_softcapping: a bound of the router's logits is not trained yet";
 }
 
 } // namespace moe::families

@@ -96,6 +96,9 @@ TEST_CASE("YaRN without mscale multiplies the rotated columns; linear scaling sl
     const model::Model given = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0.7,
         "original_max_position_embeddings": 32768})");
     CHECK(program::frequency_scale(given.rope_of({}), 128).magnitude == 0.7);
+    const model::Model kept_apart = llama(R"("rope_scaling": {"type": "yarn", "factor": 1.0, "attention_factor": 0.7,
+        "original_max_position_embeddings": 32768})");
+    CHECK(program::frequency_scale(kept_apart.rope_of({}), 128).magnitude == 0.7);
     // transformers takes the ratio of both lengths where factor is missing.
     const model::Model by_length =
         llama(R"("rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32768})");
