@@ -197,7 +197,7 @@ public:
                      const std::function<void(std::int64_t first, std::span<float> out)>& read);
     const plan::Plan& plan() const { return plan_; }
     const WeightRules& rules() const { return options_.rules; }
-    bool delays_scales() const; // operands of some stage have scales of their history
+    bool delays_scales() const;                            // operands of some stage have scales of their history
     const ScaleHistory& scales() const { return scales_; } // behind the last step; of all stages in process 0
 
     // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
