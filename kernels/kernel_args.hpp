@@ -116,6 +116,9 @@ struct RoundShape {
     // Column c is column first_col + c of the tensor, group e group first_group + e.
     std::int64_t first = 0, batch = 1, first_col = 0, first_group = 0;
     std::uint64_t tensor = 0;
+    // e4m3, e5m2: [1] the largest magnitude that the scale is of, that of steps before; 0: the scale is 1. Null: x's
+    // own, for which x is read once more.
+    const float* window = nullptr;
 };
 struct QuantizedWeights {
     int groups = 1;

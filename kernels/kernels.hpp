@@ -294,8 +294,8 @@ struct Kernels {
                              float* qt_scale, void* stream);
     // [by_row[rows, cols]] and [by_column[rows, cols]], BF16: x in values of the format, whose blocks lie in a row or
     // in a column. Only rows that counts[groups] say hold data. largest[2] is where the largest magnitudes of x and of
-    // what is rounded in its columns are found, for formats with a scale of the tensor; positions and noise are for
-    // stochastic rounding.
+    // what is rounded in its columns are found, for formats with a scale of the tensor; with RoundShape::window
+    // [+largest[1]]: the larger one of what stands there and of x's. positions and noise are for stochastic rounding.
     void (*round_operand)(const RoundShape& shape, Src x, const std::int32_t* counts, const std::int32_t* positions,
                           const std::int32_t* noise, float* largest, Dst by_row, Dst by_column, void* stream);
     // y[r] = rows[r] + share * b[expert of r] * [probs[r]]; y may be rows.

@@ -5,7 +5,9 @@
 //   mxfp8       the same in E4M3 for every 32 values (OCP Microscaling Formats 1.0; TransformerEngine rounds E8M0 up)
 //   nvfp4       E2M1 for every 16 values with the scale s = t E4M3(largest / 6 / t), t the power of two that brings the
 //               tensor's largest / 6 to 448 or below (arXiv 2509.25149 appendix B, where t is FP32)
-// TransformerEngine divides by FP32 scales of tensors. Powers of two use up to half of the range less.
+// TransformerEngine divides by FP32 scales of tensors. Powers of two use up to half of the range less. Where the
+// largest is one of steps before (RoundShape::window), values beyond the range become its end; TransformerEngine's,
+// too.
 #pragma once
 
 #include "kernels/deviate.hpp"

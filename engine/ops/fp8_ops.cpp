@@ -64,8 +64,12 @@ void round(const OpContext& c) {
         if (a.own_columns) s.first_col = c.position.tensor * s.cols;
         s.first_group = std::int64_t{c.position.expert} * s.groups;
     }
-    c.kernels.round_operand(s, src(c, 0), ints(c, 1), ints(c, 2), ints(c, 3), floats_out(c, 2), dst(c, 0), dst(c, 1),
-                            c.stream);
+    float* largest = floats_out(c, 2);
+    if (a.slot >= 0) {
+        s.window = floats(c, 4) + a.slot;
+        if (largest != nullptr) largest += a.slot;
+    }
+    c.kernels.round_operand(s, src(c, 0), ints(c, 1), ints(c, 2), ints(c, 3), largest, dst(c, 0), dst(c, 1), c.stream);
 }
 
 void quantize(const OpContext& c) {

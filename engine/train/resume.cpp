@@ -148,6 +148,8 @@ std::vector<std::string> check_resume(const std::string& path, const weights::Ru
         compare.differs("optimizer", optimizer(stored.muon), optimizer(now.muon));
         compare.say(fmt::format("{}: the moments of the matrices of layers begin at zero", path));
     }
+    if (now.delayed && stored.largest.empty())
+        compare.say(fmt::format("{}: keeps no history of FP8 scales: they begin at 1", path));
     const auto adapters = [](const std::string& lora) { return lora.empty() ? std::string("none") : shown(lora); };
     if (stored.lora != now.lora) compare.differs("lora", adapters(stored.lora), adapters(now.lora));
     if (stored.freeze != now.freeze) compare.differs("freeze", texts(stored.freeze), texts(now.freeze));

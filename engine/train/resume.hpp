@@ -18,6 +18,7 @@ struct ResumedRun {
     double ema = 0.0;                                     // likewise
     bool muon = false;                                    // likewise
     std::string lora = {};                                // likewise
+    bool delayed = false;                                 // the plan's FP8 scales are of a history
 };
 
 // Compares the model's fields, the datasets, their blend, their order and the seed. Throws Error (bad_input) naming the

@@ -265,6 +265,7 @@ StepResult Trainer::step(const SampleSource& source) {
     const auto [loss, norm, mtp_loss] = step_sums();
     StepResult result{done_, loss, std::sqrt(norm), lr, seconds, batch_ * plan_.seq, 0.0, too_many, false, {}};
     result.skipped = options_.skip_bad && bad_.add(static_cast<float>(norm), hyper_[8]);
+    if (!result.skipped) keep_largest();
     if (options_.qk_clip.on()) result.logits = clip_heads(result.skipped, too_many > 0.0);
     if (options_.ema > 0.0 && !result.skipped)
         run_ranks([&](Rank& r, int) { r.average.follow(program_of(r), *r.arena, options_.ema); });
@@ -333,7 +334,7 @@ void Trainer::begin_rank(Rank& r) {
     const program::Program& program = program_of(r);
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         const program::Tensor& tensor = program.tensors[id];
-        if (tensor.storage == program::Storage::scalar)
+        if (tensor.storage == program::Storage::scalar && tensor.base == program::no_tensor)
             r.device->fill(r.arena->at(static_cast<program::TensorId>(id)), 0,
                            static_cast<std::size_t>(tensor.bytes()));
     }
@@ -347,6 +348,7 @@ void Trainer::begin_rank(Rank& r) {
         else
             r.device->write(r.arena->at(io.last_load), known->second.data(), bytes);
     }
+    if (!program.io.scaled.empty()) write_windows(r);
     fill_inputs(r);
 }
 

@@ -11,6 +11,7 @@
 #include "engine/train/checkpoint_writer.hpp"
 #include "engine/train/qk_clip.hpp"
 #include "engine/train/router_replay.hpp"
+#include "engine/train/scale_history.hpp"
 #include "engine/train/weight_average.hpp"
 #include "engine/train/weight_rules.hpp"
 #include "engine/weights/parameters.hpp"
@@ -196,6 +197,8 @@ public:
                      const std::function<void(std::int64_t first, std::span<float> out)>& read);
     const plan::Plan& plan() const { return plan_; }
     const WeightRules& rules() const { return options_.rules; }
+    bool delays_scales() const;                            // operands of some stage have scales of their history
+    const ScaleHistory& scales() const { return scales_; } // behind the last step; of all stages in process 0
 
     // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
     void snapshot(weights::Snapshot& out) const;
@@ -322,6 +325,9 @@ private:
     std::vector<RouterStep> read_routers(bool again);
     std::vector<double> read_bias(int layer, std::size_t experts) const;
     std::vector<IndexerStep> read_indexers() const;
+    void write_windows(Rank& r) const;
+    void keep_largest(); // of the step just done
+    void add_largest(int stage, std::span<const float> values);
     bool any_indexer() const;
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     const run::Executor& executor_of_step(const Rank& rank, bool again) const;
@@ -361,6 +367,7 @@ private:
     std::vector<float> label_shares_;  // ProgramIo::label_shares of the current step
     std::array<float, 9> hyper_{};
     std::map<int, std::vector<float>> last_load_;   // RouterIo::last_load of the next step, by layer
+    ScaleHistory scales_;                           // delayed scaling; process 0 has those of all stages
     std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
     std::int64_t done_ = 0, begun_ = 0;             // numbers of steps; begun_: steps done when this process began
     std::int64_t samples_ = 0;                      // samples taken by all steps

@@ -105,7 +105,8 @@ void Trainer::snapshot(weights::Snapshot& out) const {
                  options_.rules.group_texts(),
                  options_.ema,
                  plan_.optimizer.muon,
-                 plan_.lora.on() ? plan::to_string(plan_.lora) : ""};
+                 plan_.lora.on() ? plan::to_string(plan_.lora) : "",
+                 scales_.entries()};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -170,6 +171,7 @@ void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
     done_ = begun_ = state.step;
     samples_ = state.samples;
     last_load_ = state.router_loads;
+    scales_ = delays_scales() ? ScaleHistory(state.largest) : ScaleHistory();
     bad_ = BadSteps(state.norms, state.skipped);
 }
 

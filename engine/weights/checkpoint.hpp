@@ -23,6 +23,12 @@
 
 namespace moe::weights {
 
+// The largest magnitude of a tensor in a step.
+struct Largest {
+    std::int64_t step = 0; // from 1
+    float value = 0.0f;
+};
+
 // The point that a run stands at. `samples`: of the data, taken by all steps so far; the seed keys the order of
 // samples, the only randomness behind the initial weights.
 struct RunState {
@@ -41,6 +47,7 @@ struct RunState {
     double ema = 0.0;                        // decay of the average of the weights, 0 = there is none
     bool muon = false;                       // the plan's optimizer; else AdamW
     std::string lora = {};                   // the plan's adapters, as plan::Lora is written; empty without any
+    std::map<std::string, std::vector<Largest>> largest = {}; // by quantized tensor: train::ScaleHistory
     bool averages() const { return ema > 0.0; }
 };
 

@@ -27,6 +27,7 @@ using Json = nlohmann::ordered_json;
 constexpr const char* format_name = "moe-plan checkpoint";
 constexpr std::int64_t most_elements = std::int64_t{1} << 48, most_count = std::int64_t{1} << 53;
 constexpr std::size_t most_norms = 32;
+constexpr double most_magnitude = std::numeric_limits<float>::max();
 constexpr std::int64_t most_layers = 1 << 20, most_checksum = 0xffffffff;
 
 Runs run_of(const std::vector<std::int64_t>& v, std::int64_t total, const JsonObject& slice) {
@@ -113,6 +114,30 @@ Json position_json(const data::DataPosition& position) {
             {"datasets", std::move(datasets)}};
 }
 
+std::map<std::string, std::vector<Largest>> read_largest(const JsonObject& of, std::int64_t step) {
+    std::map<std::string, std::vector<Largest>> result;
+    for (const std::string& tensor : of.keys()) {
+        const JsonObject history = of.object(tensor);
+        const std::vector<double> values = history.numbers("values", 0.0, most_magnitude);
+        const std::vector<std::int64_t> steps = history.integers("steps", values.size(), 1, step);
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            if (i > 0 && steps[i] <= steps[i - 1]) history.refuse_value("steps", "are not in order");
+            result[tensor].push_back({steps[i], static_cast<float>(values[i])});
+        }
+    }
+    return result;
+}
+
+Json largest_json(const std::map<std::string, std::vector<Largest>>& largest) {
+    Json json = Json::object();
+    for (const auto& [tensor, history] : largest) {
+        Json steps = Json::array(), values = Json::array();
+        for (const Largest& entry : history) steps.push_back(entry.step), values.push_back(entry.value);
+        json[tensor] = {{"steps", std::move(steps)}, {"values", std::move(values)}};
+    }
+    return json;
+}
+
 RunState read_state(const JsonObject& index) {
     RunState state;
     state.step = index.integer("step", 0, most_count);
@@ -143,6 +168,7 @@ RunState read_state(const JsonObject& index) {
         if (!state.muon && name != "adamw") index.refuse_value("optimizer", "is neither adamw nor muon");
     }
     if (index.states("lora")) state.lora = index.string("lora");
+    if (index.states("largest")) state.largest = read_largest(index.object("largest"), state.step);
     if (index.states("freeze")) state.freeze = index.strings("freeze");
     if (index.states("lr_groups")) state.lr_groups = index.strings("lr_groups");
     return state;
@@ -244,6 +270,7 @@ std::string index_text(const RunState& state, const std::vector<std::string>& pa
     if (state.averages()) index["ema"] = state.ema;
     if (state.muon) index["optimizer"] = "muon";
     if (!state.lora.empty()) index["lora"] = state.lora;
+    if (!state.largest.empty()) index["largest"] = largest_json(state.largest);
     if (!state.freeze.empty()) index["freeze"] = state.freeze;
     if (!state.lr_groups.empty()) index["lr_groups"] = state.lr_groups;
     if (!state.data.datasets.empty()) index["data"] = position_json(state.data);

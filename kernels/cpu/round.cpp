@@ -195,7 +195,7 @@ template <RoundFormat format>
 void round_format(const RoundShape& s, Src x, const std::int32_t* counts, const Noise& noise, float* largest,
                   Dst by_row, Dst by_column) {
     float found[2] = {0.0f, 0.0f};
-    if constexpr (scales_tensor(format)) {
+    if (scales_tensor(format) && s.window == nullptr) {
         each_stripe(s, x, counts, [&](const Stripe& t) {
             found[0] = larger(found[0], largest_of(t.x, t.elements()));
             if (by_column.data != nullptr) transform(t);
@@ -203,8 +203,13 @@ void round_format(const RoundShape& s, Src x, const std::int32_t* counts, const 
         });
         std::copy_n(found, 2, largest);
     }
-    const Scale rows = tensor_scale<format>(found[0]), columns = tensor_scale<format>(found[1]);
+    const auto scale = [&](float own) {
+        if (s.window == nullptr) return tensor_scale<format>(own);
+        return *s.window > 0.0f ? tensor_scale<format>(*s.window) : Scale{};
+    };
+    const Scale rows = scale(found[0]), columns = scale(found[1]);
     each_stripe(s, x, counts, [&](const Stripe& t) {
+        if (s.window != nullptr && largest != nullptr) *largest = larger(*largest, largest_of(t.x, t.elements()));
         if (by_row.data != nullptr) round_rows<format>(t, rows, noise, by_row);
         if (by_column.data == nullptr) return;
         transform(t);

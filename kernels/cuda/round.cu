@@ -47,6 +47,14 @@ __device__ Scale tensor_scale(unsigned largest) {
     return {s.scale * 0x1p-7f, s.inverse * 0x1p7f};
 }
 
+// The scale of the whole tensor, of what its rows or its columns hold.
+template <RoundFormat format>
+__device__ Scale scale_of(const RoundArguments& a, int by) {
+    if constexpr (format == RoundFormat::mxfp8) return {1.0f, 1.0f};
+    if (a.s.window == nullptr) return tensor_scale<format>(a.largest[by]);
+    return *a.s.window > 0.0f ? tensor_scale<format>(__float_as_uint(*a.s.window)) : Scale{1.0f, 1.0f};
+}
+
 template <RoundFormat format>
 __device__ Scale block_scale(unsigned largest, const Scale& tensor) {
     if constexpr (format == RoundFormat::mxfp8) return power_of_two(largest);
@@ -161,6 +169,22 @@ __device__ bool transforms(const RoundArguments& a, const RowBlock& block) {
     return format == RoundFormat::nvfp4 && a.s.transform && a.by_column.data != nullptr && block.rows == nvfp4_values;
 }
 
+// Raises n magnitudes to those that the block's threads have seen; all threads call.
+template <int n>
+__device__ void put_largest(const unsigned (&seen)[n], unsigned* to) {
+    __shared__ unsigned found[n][threads / warp_size];
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+        const unsigned of_warp = __reduce_max_sync(all_lanes, seen[i]);
+        if (threadIdx.x % warp_size == 0) found[i][threadIdx.x / warp_size] = of_warp;
+    }
+    __syncthreads();
+    if (threadIdx.x >= n) return;
+    unsigned of_block = 0;
+    for (const unsigned of_warp : found[threadIdx.x]) of_block = max(of_block, of_warp);
+    atomicMax(to + threadIdx.x, of_block);
+}
+
 // Largest magnitudes of x, and of what is rounded in columns where that is something else.
 template <RoundFormat format, class T, int W>
 __global__ void __launch_bounds__(threads) largest_kernel(RoundArguments a) {
@@ -185,17 +209,7 @@ __global__ void __launch_bounds__(threads) largest_kernel(RoundArguments a) {
         }
     }
     take_largest(largest[1]);
-    __shared__ unsigned found[2][threads / warp_size];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        largest[i] = __reduce_max_sync(all_lanes, largest[i]);
-        if (threadIdx.x % warp_size == 0) found[i][threadIdx.x / warp_size] = largest[i];
-    }
-    __syncthreads();
-    if (threadIdx.x >= 2) return;
-    unsigned of_block = 0;
-    for (const unsigned of_warp : found[threadIdx.x]) of_block = max(of_block, of_warp);
-    atomicMax(a.largest + threadIdx.x, of_block);
+    put_largest(largest, a.largest);
 }
 
 // Keys of the block's rows, one for what is rounded in rows and one for columns.
@@ -257,8 +271,16 @@ __global__ void __launch_bounds__(threads) round_kernel(RoundArguments a) {
         for (int w = 0; w < W; ++w) largest = max(largest, magnitude_bits(v[r][w]));
         return largest;
     };
+    if constexpr (!blocks) {
+        if (a.s.window != nullptr && a.largest != nullptr) { // Of a history: nothing has read x before.
+            unsigned largest[1] = {0};
+#pragma unroll
+            for (int r = 0; r < rows; ++r) largest[0] = max(largest[0], largest_of_row(r));
+            put_largest(largest, a.largest);
+        }
+    }
     if (a.by_row.data != nullptr) {
-        const Scale tensor = tensor_scale<format>(blocks && format != RoundFormat::nvfp4 ? 0u : a.largest[0]);
+        const Scale tensor = scale_of<format>(a, 0);
         unsigned of_square = 0;
         if (format == RoundFormat::nvfp4 && a.s.square) {
 #pragma unroll
@@ -282,7 +304,7 @@ __global__ void __launch_bounds__(threads) round_kernel(RoundArguments a) {
             for (int w = 0; w < W; ++w) transform(v, w);
         }
     }
-    const Scale tensor = tensor_scale<format>(blocks && format != RoundFormat::nvfp4 ? 0u : a.largest[1]);
+    const Scale tensor = scale_of<format>(a, 1);
     Scale scales[W];
 #pragma unroll
     for (int w = 0; w < W; ++w) {
@@ -303,7 +325,7 @@ void launch(const RoundArguments& a, cudaStream_t stream) {
     const std::int64_t tiles =
         a.counts == nullptr ? ceil_div(a.s.rows, a.s.run) * ceil_div(a.s.run, rows) : a.s.rows / rows + groups;
     const auto grid = static_cast<unsigned>(tiles * ceil_div(a.s.cols, std::int64_t{threads} * W));
-    if constexpr (format != RoundFormat::mxfp8) {
+    if (format != RoundFormat::mxfp8 && a.s.window == nullptr) {
         CUDA_CHECK(cudaMemsetAsync(a.largest, 0, 2 * sizeof(unsigned), stream));
         largest_kernel<format, T, W><<<grid, threads, 0, stream>>>(a);
         CUDA_CHECK(cudaGetLastError());

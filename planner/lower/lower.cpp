@@ -60,6 +60,12 @@ void add_io(program::Program& program, const plan::Plan& plan) {
     }
     if (plan.router.input_jitter > 0.0 || plan.rounds_stochastically())
         io.noise = emit::add_flat(program, "noise", program::Dtype::i32, program::Storage::input, 3);
+    if (plan.fp8_scaling == plan::Fp8Scaling::delayed && plan.emulates(machine::Precision::fp8_tensor)) {
+        // Layers take their places as they are emitted.
+        io.scale_windows = emit::add_flat(program, "scale_windows", program::Dtype::f32, program::Storage::input, 0);
+        program.tensors[static_cast<std::size_t>(io.scale_windows)].per_micro_batch = false;
+        io.scale_largest = emit::add_flat(program, "scale_largest", program::Dtype::f32, program::Storage::scalar, 0);
+    }
     if (!io.mtp_labels.empty())
         io.mtp_loss = emit::add_flat(program, "mtp_loss", program::Dtype::f32, program::Storage::scalar, 1);
     io.loss = emit::add_flat(program, "loss", program::Dtype::f32, program::Storage::scalar, 1);

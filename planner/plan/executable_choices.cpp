@@ -137,7 +137,6 @@ PlanFault check_executable(const Plan& plan) {
     const std::array choices{
         Choice{plan.dispatcher == Dispatcher::deepep, "dispatcher", "deepep", "hybridep"},
         Choice{plan.dispatcher == Dispatcher::ncclep, "dispatcher", "ncclep", "hybridep"},
-        Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
         Choice{plan.gradients != machine::Precision::fp32 && !stack_traits(plan).reduces_bf16_copy, "gradients",
                machine::to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},

@@ -69,6 +69,7 @@ struct RoundAttr {
     std::int64_t batch = 1;
     bool own_columns = false;
     int ring = 1, step = 0;
+    int slot = -1; // delayed scaling: place in ProgramIo::scale_windows and scale_largest
 };
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements

@@ -159,6 +159,14 @@ struct IndexerIo {
     TensorId loss = no_tensor; // [1] f32: its loss, coefficient included, of the whole group of samples after finish
 };
 
+// A linear layer whose operands have scales of their history (fp8_scaling = delayed): three places, one behind the
+// other, in the windows and largest magnitudes of ProgramIo, by RoundAttr::Role. Experts of a layer share them.
+struct ScaledIo {
+    int layer = 0;
+    std::string name; // of the linear layer within it, the same under every plan
+};
+inline constexpr int scaled_roles = 3;
+
 // Scalars and inputs that the trainer reads and writes by role.
 struct ProgramIo {
     // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
@@ -179,6 +187,10 @@ struct ProgramIo {
     std::vector<RouterIo> routers;
     std::vector<IndexerIo> indexers;
     TensorId layer_sums = no_tensor; // routers' load, loss and score_load and indexers' losses, one behind the other
+    // Delayed scaling, [scaled_roles * scaled.size()] f32 each: input, the largest magnitudes of the steps before, 0
+    // where there are none; those of this step, over all ranks of the stage after finish.
+    std::vector<ScaledIo> scaled;
+    TensorId scale_windows = no_tensor, scale_largest = no_tensor;
     // Generation (lower_forward): the last slot's logits [S, V/tp], in place of a loss.
     TensorId logits = no_tensor;
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count

@@ -73,6 +73,7 @@ struct SegmentSize {
     memory::SegmentMemory memory;
     std::uint64_t groups = 0; // groups of its communication, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into
+    int scaled = 0;           // operands with scales of their history
 };
 
 // The fields that a segment of some plans depends on, as far as one subject goes.

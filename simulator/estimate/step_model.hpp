@@ -45,7 +45,7 @@ struct StepModel {
     double receive = 0.0;        // seconds of the kernel that takes it
     double message_launch = 0.0; // host seconds of an op that sends or receives one
     double step_launch = 0.0;    // host seconds of an op of the step: gathers, reductions, the optimizer
-    double norm = 0.0;           // all-reduce of the gradient norm
+    double norm = 0.0;           // all-reduce of the gradient norm, and of what delayed scaling keeps
     double lost = 0.0;           // part of its rate that what computes loses to gathers and reductions beside it
     double per_step = 0.0;       // the stack's fixed time
     // Pipeline ranks that add up their copies of the embedding's gradient, and seconds of one copy's way and addition.

@@ -183,6 +183,28 @@ std::vector<MergedTime> merged_pairs(SegmentCache& cache, const cost::CostModel&
 
 } // namespace
 
+namespace {
+
+// Delayed scaling: the reduction of largest magnitudes, of the pipeline rank that has most of them.
+double scales_seconds(SegmentCache& cache, const cost::CostModel& costs, const plan::Plan& plan, const Shape& shape,
+                      const StepModel& model) {
+    if (plan.fp8_scaling != plan::Fp8Scaling::delayed || !plan.emulates(machine::Precision::fp8_tensor) ||
+        plan::group_size(plan, emit::groups::stage) == 1)
+        return 0.0;
+    int most = 0;
+    for (const std::vector<int>& chunks : model.ranks) {
+        int operands = 0;
+        for (const int chunk : chunks)
+            for (const auto& [id, count] : shape.distinct[static_cast<std::size_t>(chunk)].segments)
+                operands += count * cache.size(plan, id).scaled;
+        most = std::max(most, operands);
+    }
+    const passes::StepOp op = passes::scales_op(most);
+    return price_bytes(costs, op.kind, op.bytes, op.dtype, op.group);
+}
+
+} // namespace
+
 StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& plan, Orders& orders) {
     const cost::CostModel costs(plan, cache.stack(), cache.machine());
     StepModel model;
@@ -201,7 +223,8 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& 
     model.step_launch = price_op(costs, program::OpKind::zero, 0.0, program::Dtype::f32).host;
     if (const passes::StepOp norm = passes::norm_op(1);
         plan.gpus > 1) // The count of overflowing rows beside it takes no time.
-        model.norm = price_bytes(costs, norm.kind, norm.bytes, norm.dtype, norm.group);
+        model.norm = price_bytes(costs, norm.kind, norm.bytes, norm.dtype, norm.group) +
+                     scales_seconds(cache, costs, plan, shape, model);
     if (model.table_holders = emit::table_holders(plan); model.table_holders.size() > 1) {
         const double table = passed_table_bytes(plan);
         model.table_message =

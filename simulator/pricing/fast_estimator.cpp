@@ -158,6 +158,8 @@ estimate::StageMemory stage_memory(estimate::SegmentCache& cache, const plan::Pl
         m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
         m.groups |= segment.groups;
         m.slots = std::max(m.slots, segment.slots);
+        if (segment.scaled > 0 && plan::group_size(plan, emit::groups::stage) > 1)
+            m.groups |= estimate::group_bit(emit::groups::stage);
     }
     if (plan.reshards()) {
         const estimate::ReshardedMemory resharded = estimate::resharded_memory(cache, plan, shape.segments);

@@ -85,6 +85,9 @@ private:
             of("mxfp8", 3.0 * each, column);
             shape.format = RoundFormat::e4m3;
             of("e4m3", 3.0 * each, {});
+            shape.window = pool_.floats(1);
+            of("e4m3 delayed", 2.0 * each, {});
+            shape.window = nullptr;
             shape.format = RoundFormat::nvfp4, shape.transform = true;
             of("nvfp4", 4.0 * each, column);
             shape.stochastic = true;

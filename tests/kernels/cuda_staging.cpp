@@ -87,6 +87,10 @@ public:
             if constexpr (std::is_same_v<T, AttentionShape>)
                 shape.largest = static_cast<float*>(translate(shape.largest));
             return shape;
+        } else if constexpr (std::is_same_v<T, RoundShape>) {
+            T shape = argument;
+            shape.window = static_cast<const float*>(translate(shape.window));
+            return shape;
         } else if constexpr (std::is_same_v<T, PickedKeys>) {
             T keys = argument;
             keys.document_start = static_cast<const std::int32_t*>(translate(keys.document_start));

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
+#include <optional>
 
 namespace moe::test {
 namespace {
@@ -24,7 +26,14 @@ struct RoundData {
     RoundShape s;
     Index counts, positions, noise;
     Tensor x, largest, by_row, by_column;
+    Tensor window = Tensor(Type::f32, Vec{0.0}); // of delayed scaling
+    bool delayed = false;
     const std::int32_t* count() const { return counts.empty() ? nullptr : counts.data(); }
+    RoundShape shape() const {
+        RoundShape shape = s;
+        if (delayed) shape.window = window.f32();
+        return shape;
+    }
 };
 
 // Begins of runs, and the end behind the last.
@@ -59,16 +68,16 @@ std::uint64_t random_bits(const RoundData& d, std::int64_t run, std::int64_t row
     return splitmix64(counter + static_cast<std::uint64_t>(col / 4) * 0x9e3779b97f4a7c15ULL) >> 16 * (col % 4) & 0xffff;
 }
 
-// What a block of values becomes; `bits` are those of stochastic rounding.
+// What a block of values becomes; `bits` are those of stochastic rounding. of_tensor 0: nothing is known of it.
 Vec rounded_block(const RoundShape& s, const Vec& x, double of_tensor, const std::vector<std::uint64_t>& bits) {
     Vec y;
-    double scale = 0.0;
+    double scale = 1.0;
     switch (s.format) {
     case RoundFormat::e4m3:
-        scale = power_for(of_tensor, 448.0);
+        if (of_tensor > 0.0) scale = power_for(of_tensor, 448.0);
         break;
     case RoundFormat::e5m2:
-        scale = power_for(of_tensor, 57344.0);
+        if (of_tensor > 0.0) scale = power_for(of_tensor, 57344.0);
         break;
     case RoundFormat::mxfp8:
         scale = power_for(largest_in(x), 448.0);
@@ -127,7 +136,8 @@ Expected expected(const RoundData& d) {
             }
         });
     Expected want{Vec(x.size()), Vec(x.size())};
-    const double of_rows = largest_in(x), of_columns = largest_in(turned);
+    const double of_rows = d.delayed ? d.window.at(0) : largest_in(x),
+                 of_columns = d.delayed ? of_rows : largest_in(turned);
     each_block([&](std::int64_t run, std::int64_t row, std::int64_t rows) {
         const auto block = [&](std::int64_t r0, std::int64_t r1, std::int64_t c0, std::int64_t c1, bool by_column) {
             Vec values;
@@ -192,7 +202,13 @@ std::shared_ptr<RoundData> data_for(const RoundShape& s, const Index& counts, Ty
     return d;
 }
 
-Case round_case(RoundShape s, const Index& counts, Type type, Results results) {
+// A scale of `window`, and a largest magnitude of before, beside which x's is told; NaN: nobody asks.
+struct Delayed {
+    double window = 0.0, before = 0.0;
+};
+
+Case round_case(RoundShape s, const Index& counts, Type type, Results results,
+                const std::optional<Delayed>& delayed = {}) {
     Case out;
     s.groups = static_cast<int>(counts.size());
     if (s.run == 0) s.run = s.rows;
@@ -200,17 +216,24 @@ Case round_case(RoundShape s, const Index& counts, Type type, Results results) {
         fmt::format("round_operand {}{}{}{} {} x {} {} run {} counts {} results {}", word(s.format),
                     s.square ? " squares" : "", s.transform ? " transformed" : "", s.stochastic ? " stochastic" : "",
                     s.rows, s.cols, name_of(type), s.run, fmt::join(counts, ","), static_cast<int>(results));
+    if (delayed) out.name += fmt::format(" window {} before {}", delayed->window, delayed->before);
     auto d = data_for(s, counts, type, out.name);
+    const bool asks = !delayed || !std::isnan(delayed->before);
+    if (delayed) {
+        d->delayed = true;
+        d->window.set(0, delayed->window);
+        if (asks) d->largest.set(0, delayed->before);
+    }
     const auto elements = static_cast<double>(s.rows * s.cols);
-    const double reads = s.format == RoundFormat::mxfp8 ? 1.0 : 2.0;
+    const double reads = s.format == RoundFormat::mxfp8 || delayed ? 1.0 : 2.0;
     out.bytes = elements * (reads * static_cast<double>(size_of(type)) + (results == Results::both ? 4.0 : 2.0));
     out.tolerance = 0.0;
-    out.call = [d, results] {
-        table().round_operand(d->s, d->x.src(), d->count(), d->positions.data(), d->noise.data(), d->largest.f32(),
-                              results == Results::columns ? Dst{} : d->by_row.dst(),
+    out.call = [d, results, asks] {
+        table().round_operand(d->shape(), d->x.src(), d->count(), d->positions.data(), d->noise.data(),
+                              asks ? d->largest.f32() : nullptr, results == Results::columns ? Dst{} : d->by_row.dst(),
                               results == Results::rows ? Dst{} : d->by_column.dst(), nullptr);
     };
-    out.error = [d, results] {
+    out.error = [d, results, delayed, asks] {
         const std::int64_t n = d->s.rows * d->s.cols;
         const Expected want = expected(*d);
         const auto used = static_cast<std::int64_t>(want.by_row.size());
@@ -218,6 +241,12 @@ Case round_case(RoundShape s, const Index& counts, Type type, Results results) {
             return asked ? worst({demand(y.values(0, used) == values), demand(y.untouched(used, n - used))})
                          : demand(y.untouched(0, n));
         };
+        const std::int64_t known = filled(d->counts, d->s.rows) * d->s.cols;
+        if (delayed && asks &&
+            (d->largest.at(0) != std::max(delayed->before, largest_in(d->x.values(0, known))) ||
+             !d->largest.untouched(1, 1)))
+            return demand(false);
+        if (!asks && !d->largest.untouched(0, 2)) return demand(false);
         return worst({off(d->by_row, want.by_row, results != Results::columns),
                       off(d->by_column, want.by_column, results != Results::rows)});
     };
@@ -271,6 +300,36 @@ TEST_CASE("round_operand: every format by rows, by columns and both, whole block
         check(round_case(runs, {}, Type::bf16, Results::both));
         check(round_case(shape_of(format, 1, 1), {}, Type::bf16, Results::both));
         check(round_case(shape_of(format, 8, 16), {0, 0}, Type::bf16, Results::both));
+    }
+}
+
+// Magnitudes of operand() reach some 2^13: windows below saturate, those above leave places of the format unused.
+TEST_CASE("round_operand: a scale of the steps before, beyond which values saturate, and the largest of this one") {
+    const double nobody = std::numeric_limits<double>::quiet_NaN();
+    for (const RoundFormat format : {RoundFormat::e4m3, RoundFormat::e5m2})
+        for (const double window : {0.0, 1e-30, 0.75, 448.0, 449.0, 57344.0, 3e38}) {
+            for (const double before : {0.0, 7.0, 1e9, nobody}) {
+                check(round_case(shape_of(format, 37, 41), {}, Type::bf16, Results::rows, Delayed{window, before}));
+                check(round_case(shape_of(format, 70, 40), {33, 0, 7, 20}, Type::bf16, Results::rows,
+                                 Delayed{window, before}));
+            }
+            check(round_case(shape_of(format, 64, 96), {}, Type::bf16, Results::both, Delayed{window, 0.0}));
+            check(round_case(shape_of(format, 20, 530), {9, 40}, Type::f32, Results::columns, Delayed{window, 1.0}));
+            check(round_case(shape_of(format, 8, 16), {0, 0}, Type::bf16, Results::rows, Delayed{window, 0.5}));
+        }
+}
+
+TEST_CASE("round_operand: with a scale of the steps before infinity saturates, NaN stays, and both are told") {
+    for (const double odd : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+        Tensor x(Type::bf16, Vec{odd, -1000.0, 1.0}), window(Type::f32, Vec{448.0}), largest(Type::f32, Vec{2.0, 0.0}),
+            y(Type::bf16, 3);
+        RoundShape s = shape_of(RoundFormat::e4m3, 1, 3);
+        s.run = 1, s.window = window.f32();
+        table().round_operand(s, x.src(), nullptr, nullptr, nullptr, largest.f32(), y.dst(), {}, nullptr);
+        CHECK((std::isnan(odd) ? std::isnan(y.at(0)) : y.at(0) == 448.0));
+        CHECK(y.at(1) == -448.0);
+        CHECK(y.at(2) == 1.0);
+        CHECK_FALSE(std::isfinite(largest.at(0)));
     }
 }
 
@@ -359,6 +418,8 @@ std::vector<Case> round_benchmarks() {
     for (const RoundFormat format : {RoundFormat::e4m3, RoundFormat::mxfp8, RoundFormat::nvfp4}) {
         RoundShape s = shape_of(format, 1024, 1024);
         list.push_back(round_case(s, {}, Type::bf16, Results::both));
+        if (format == RoundFormat::e4m3)
+            list.push_back(round_case(s, {}, Type::bf16, Results::both, Delayed{448.0, 0.0}));
         if (format != RoundFormat::nvfp4) continue;
         s.transform = s.stochastic = true;
         list.push_back(round_case(s, {}, Type::bf16, Results::both));

@@ -22,11 +22,13 @@ inline Vec float_table(int fraction_bits, int bias, int codes) {
 }
 inline const Vec e4m3_table = float_table(3, 7, 0x7f), e5m2_table = float_table(2, 15, 0x7c);
 
-// Searches; of two that are as near it takes the one of the even code.
+// Searches; of two that are as near it takes the one of the even code. Beyond the table its end is nearest, which
+// differences in double would not tell.
 inline double nearest_of(const Vec& table, double x) {
+    const double magnitude = std::min(std::abs(x), table.back());
     std::size_t best = 0;
     for (std::size_t code = 1; code < table.size(); ++code) {
-        const double off = std::abs(std::abs(x) - table[code]), least = std::abs(std::abs(x) - table[best]);
+        const double off = std::abs(magnitude - table[code]), least = std::abs(magnitude - table[best]);
         if (off < least || (off == least && code % 2 == 0)) best = code;
     }
     return std::copysign(table[best], x);

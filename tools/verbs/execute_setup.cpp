@@ -56,7 +56,8 @@ bool resume(const ExecuteOptions& options, train::Trainer& trainer, data::Sample
                                 trainer.rules().group_texts(),
                                 options.ema,
                                 trainer.plan().optimizer.muon,
-                                trainer.plan().lora.on() ? plan::to_string(trainer.plan().lora) : ""};
+                                trainer.plan().lora.on() ? plan::to_string(trainer.plan().lora) : "",
+                                trainer.delays_scales()};
     for (const std::string& line : train::check_resume(found->path(), state, now, options.allow_change))
         console.warn("{}", line);
     trainer.restore(*found);

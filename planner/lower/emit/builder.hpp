@@ -24,6 +24,8 @@ inline constexpr plan::Group expert_outer{plan::Domain::expert, plan::axis::expe
 inline constexpr plan::Group expert_tensor{plan::Domain::expert, plan::axis::tensor};
 inline constexpr plan::Group dispatch{plan::Domain::expert, plan::axis::expert | plan::axis::tensor};
 inline constexpr plan::Group samples{plan::Domain::dense, plan::axis::context | plan::axis::data};
+inline constexpr plan::Group stage{plan::Domain::dense, // ranks that share the layers of a pipeline rank
+                                   plan::axis::tensor | plan::axis::context | plan::axis::data};
 inline constexpr plan::Group pipeline{plan::Domain::dense, plan::axis::pipeline};
 inline constexpr plan::Group world{plan::Domain::dense,
                                    plan::axis::tensor | plan::axis::context | plan::axis::data | plan::axis::pipeline};

@@ -21,7 +21,7 @@ constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of 
 program::TensorId operand_of(Builder& b, Linear& linear, program::TensorId x) {
     linear.saved = x;
     if (!b.quantized() || !linear.quantize || (!b.rounds() && b.at(x).dtype == b.quantized_dtype())) return x;
-    const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input && !b.by_rows());
+    const Quantized q = quantize(b, x, linear.name + ".in", linear.name, true, !linear.shared_input && !b.by_rows());
     if (!linear.shared_input) linear.saved = b.by_rows() ? q.row : q.column;
     return q.row;
 }
@@ -78,7 +78,7 @@ const Linear& with_multiplied(Builder& b, const Linear& linear, bool forward, Li
     if (!b.rounds() || !linear.quantize) return linear;
     low = linear;
     low.weight.value = multiplied(b, linear.weight, linear.name, 1, forward);
-    if (low.beside) low.beside->value = multiplied(b, *linear.beside, linear.name + ".beside", 1, forward);
+    if (low.beside) low.beside->value = multiplied(b, *linear.beside, linear.name, 1, forward, ".beside");
     return low;
 }
 
@@ -162,10 +162,10 @@ program::TensorId adapter_backward(Builder& b, const Linear& linear, program::Te
 program::TensorId saved_of(Builder& b, const Linear& linear) {
     if (!b.quantized() || !linear.quantize || !linear.shared_input || b.by_rows()) return linear.saved;
     if (b.rounds())
-        return round_operand(b, linear.saved, linear.name + ".in_again", false, true, program::no_tensor,
+        return round_operand(b, linear.saved, linear.name + ".in_again", linear.name, false, true, program::no_tensor,
                              program::RoundAttr::Role::activation)
             .column;
-    return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
+    return quantize(b, linear.saved, linear.name + ".in_again", linear.name, false, true).column;
 }
 
 // The tensor that `saved_of` has given, gathered, as wgrad multiplies it, in as many pieces as dy comes in.
@@ -179,7 +179,7 @@ program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId 
 // The gradient of y for dgrad, where asked for, and for wgrad; its rows may be those that step `step` of a ring over TP
 // has brought.
 Quantized quantize_gradient(Builder& b, const Linear& linear, program::TensorId dy, bool row, int step = 0) {
-    const Quantized q = quantize(b, dy, linear.name + ".grad", row, true);
+    const Quantized q = quantize(b, dy, linear.name + ".grad", linear.name, row, true);
     if (!b.rounds()) return q;
     auto& attr = std::get<program::RoundAttr>(b.current().ops.back().attr);
     attr.step = step;
@@ -200,11 +200,11 @@ program::TensorId column_tensor(Builder& b, program::TensorId x, const std::stri
 
 } // namespace
 
-Quantized quantize(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
-                   program::TensorId counts) {
+Quantized quantize(Builder& b, program::TensorId x, const std::string& name, const std::string& linear, bool row,
+                   bool column, program::TensorId counts) {
     if (b.rounds()) {
         const bool forward = b.phase == program::Phase::forward;
-        return round_operand(b, x, name, row, column && b.with_backward, counts,
+        return round_operand(b, x, name, linear, row, column && b.with_backward, counts,
                              forward ? program::RoundAttr::Role::activation : program::RoundAttr::Role::gradient);
     }
     const program::Tensor shape = b.at(x);

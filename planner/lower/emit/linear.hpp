@@ -9,13 +9,13 @@
 namespace moe::emit {
 
 // Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for. By rows
-// alone (Builder::by_rows()) and with wgrad in BF16, which reads x itself, `column` is x. `counts` are those of routed
-// rows.
+// alone (Builder::by_rows()) and with wgrad in BF16, which reads x itself, `column` is x. `linear` is the layer that
+// multiplies them, `counts` are those of routed rows.
 struct Quantized {
     program::TensorId row = program::no_tensor, column = program::no_tensor;
 };
-Quantized quantize(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
-                   program::TensorId counts = program::no_tensor);
+Quantized quantize(Builder& b, program::TensorId x, const std::string& name, const std::string& linear, bool row,
+                   bool column, program::TensorId counts = program::no_tensor);
 // True where the rows of these widths that an op leaves, one behind the other, can be quantized as they are written: by
 // rows, in blocks of which none lies in two widths.
 bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);

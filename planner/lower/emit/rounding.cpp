@@ -2,10 +2,13 @@
 //
 // Transformer Engine's recipes (transformer_engine/common/recipe/__init__.py): MXFP8 in E4M3; per-tensor FP8 with E5M2
 // for gradients (Format.HYBRID); NVFP4 with weights in squares, gradients rounded stochastically and, of inputs and
-// gradients, a Hadamard transform in what wgrad multiplies.
+// gradients, a Hadamard transform in what wgrad multiplies. Delayed scaling has one quantizer for each operand of a
+// layer there, too; its amaxes are reduced over the ranks that share the layer (transformer_engine/pytorch/fp8.py).
 #include "planner/lower/emit/rounding.hpp"
 
 #include "planner/plan/plan.hpp"
+
+#include <algorithm>
 
 namespace moe::emit {
 
@@ -26,10 +29,32 @@ bool one_form(machine::Precision format, program::RoundAttr::Role role) {
 
 bool scales_tensor(machine::Precision format) { return format != machine::Precision::mxfp8; }
 
+// The place of an operand's scale. Entries are in the order of the forward, and so the same without a backward.
+int slot_of(Builder& b, const std::string& linear, program::RoundAttr::Role role) {
+    program::ProgramIo& io = b.program().io;
+    auto found = std::find_if(io.scaled.begin(), io.scaled.end(), [&](const program::ScaledIo& entry) {
+        return entry.layer == b.layer && entry.name == linear;
+    });
+    if (found == io.scaled.end()) {
+        found = io.scaled.insert(found, {b.layer, linear});
+        for (const program::TensorId id : {io.scale_windows, io.scale_largest}) {
+            program::Tensor& all = b.program().tensors[static_cast<std::size_t>(id)];
+            all.rows += program::scaled_roles;
+            all.expected_rows = static_cast<double>(all.rows);
+        }
+    }
+    return static_cast<int>(found - io.scaled.begin()) * program::scaled_roles + static_cast<int>(role);
+}
+
+// Whether the operand is one that the step rounds for the first time, and that counts.
+bool reports(const Builder& b, program::RoundAttr::Role role) {
+    return b.with_backward && (role == program::RoundAttr::Role::gradient || b.phase == program::Phase::forward);
+}
+
 } // namespace
 
-Quantized round_operand(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
-                        program::TensorId counts, program::RoundAttr::Role role) {
+Quantized round_operand(Builder& b, program::TensorId x, const std::string& name, const std::string& linear, bool row,
+                        bool column, program::TensorId counts, program::RoundAttr::Role role) {
     const program::Tensor shape = b.at(x);
     program::RoundAttr attr;
     attr.format = b.precision();
@@ -53,18 +78,30 @@ Quantized round_operand(Builder& b, program::TensorId x, const std::string& name
         if (shape.rows == own && counts == program::no_tensor) attr.ring = b.plan().tp;
     }
     program::Operands out{q.row, q.column};
-    if (scales_tensor(attr.format)) out.push_back(b.tensor(name + ".largest", program::Dtype::f32, 2, 1));
+    const program::ProgramIo& io = b.program().io;
+    const bool delayed =
+        attr.format == machine::Precision::fp8_tensor && b.plan().fp8_scaling == plan::Fp8Scaling::delayed;
+    if (delayed) {
+        attr.slot = slot_of(b, linear, role);
+        in.resize(4, program::no_tensor);
+        in.push_back(io.scale_windows);
+        if (reports(b, role)) out.push_back(io.scale_largest);
+    } else if (scales_tensor(attr.format)) {
+        out.push_back(b.tensor(name + ".largest", program::Dtype::f32, 2, 1));
+    }
     program::Op& op = b.emit(program::OpKind::quantize, std::move(in), std::move(out), attr);
-    op.bytes = (scales_tensor(attr.format) ? 2.0 : 1.0) * shape.expected_bytes();
+    // A scale of the tensor's own largest magnitude takes a read of its own.
+    op.bytes = (scales_tensor(attr.format) && !delayed ? 2.0 : 1.0) * shape.expected_bytes();
     for (const program::TensorId result : {q.row, q.column})
         if (result != program::no_tensor) op.bytes += b.at(result).expected_bytes();
     return {q.row, one ? q.row : q.column};
 }
 
-program::TensorId multiplied(Builder& b, const Weight& weight, const std::string& name, int copies, bool forward) {
+program::TensorId multiplied(Builder& b, const Weight& weight, const std::string& linear, int copies, bool forward,
+                             const char* part) {
     if (!b.rounds()) return weight.value;
-    const Quantized q = round_operand(b, weight.value, name + (forward ? ".weight" : ".weight_again"), forward,
-                                      !forward, program::no_tensor, program::RoundAttr::Role::weight);
+    const Quantized q = round_operand(b, weight.value, linear + part + (forward ? ".weight" : ".weight_again"), linear,
+                                      forward, !forward, program::no_tensor, program::RoundAttr::Role::weight);
     std::get<program::RoundAttr>(b.current().ops.back().attr).run = weight.n / copies;
     return forward ? q.row : q.column;
 }

@@ -7,13 +7,17 @@
 
 namespace moe::emit {
 
-// x rounded in blocks of its rows and of its columns, each where asked for; a format whose scale is the tensor's gives
-// both the same one. `counts` are those of routed rows.
-Quantized round_operand(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
-                        program::TensorId counts, program::RoundAttr::Role role);
+// x, an operand of the layer `linear`, rounded in blocks of its rows and of its columns, each where asked for; a format
+// whose scale is the tensor's gives both the same one. `counts` are those of routed rows.
+//
+// Scales of a history (fp8_scaling = delayed) are those of the layer's role. What a step rounds again, it does not
+// report again.
+Quantized round_operand(Builder& b, program::TensorId x, const std::string& name, const std::string& linear, bool row,
+                        bool column, program::TensorId counts, program::RoundAttr::Role role);
 
 // Weights of `copies` matrices as the open module's products read them: contracted over k (forward) or over n (dgrad).
-// Themselves where the plan emulates nothing here.
-program::TensorId multiplied(Builder& b, const Weight& weight, const std::string& name, int copies, bool forward);
+// Themselves where the plan emulates nothing here. `part` tells the weights of one layer apart, which share a scale.
+program::TensorId multiplied(Builder& b, const Weight& weight, const std::string& linear, int copies, bool forward,
+                             const char* part = "");
 
 } // namespace moe::emit

@@ -333,7 +333,7 @@ std::int64_t AttentionLayer::rope_batch(const emit::Builder& b) { return by_docu
 
 // An operand of the core in its precision.
 program::TensorId AttentionLayer::low(emit::Builder& b, program::TensorId x, const std::string& name) const {
-    return b.quantized() ? emit::quantize(b, x, name, true, false).row : x;
+    return b.quantized() ? emit::quantize(b, x, name, name, true, false).row : x;
 }
 
 } // namespace moe::layers

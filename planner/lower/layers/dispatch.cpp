@@ -123,7 +123,7 @@ bool MoeLayer::quantizes_tokens(const emit::Builder& b) const {
 
 program::TensorId MoeLayer::quantized_tokens(emit::Builder& b, program::TensorId x, const std::string& name) {
     const program::Module module = std::exchange(b.module, program::Module::experts);
-    const program::TensorId tokens = emit::quantize(b, x, name, true, false).row;
+    const program::TensorId tokens = emit::quantize(b, x, name, name, true, false).row;
     b.module = module;
     return tokens;
 }

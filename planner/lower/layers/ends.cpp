@@ -172,8 +172,8 @@ program::TensorId MtpInput::forward(emit::Builder& b, program::TensorId h, progr
     embed_norm_.key = key_ + ".enorm";
     hidden_.weight = b.weight(key_ + ".hproj", model_.hidden, model_.hidden);
     embed_.weight = b.weight(key_ + ".eproj", model_.hidden, model_.hidden);
-    hidden_.name = "mtp_hidden";
-    embed_.name = "mtp_embedding";
+    hidden_.name = key_ + ".hproj";
+    embed_.name = key_ + ".eproj";
     const program::TensorId from_h =
         emit::linear_forward(b, hidden_, hidden_norm_.forward(b, h, model_.hidden, "mtp_hnorm"), b.activation_dtype());
     const program::TensorId from_e = emit::linear_forward(

@@ -216,11 +216,11 @@ namespace {
 // Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing. With wgrad in FP8
 // there is no column-wise one yet where `low` is given, or the forward keeps a row-wise one.
 emit::Quantized copies(emit::Builder& b, program::TensorId x, program::TensorId low, const std::string& name,
-                       program::TensorId counts) {
+                       const std::string& linear, program::TensorId counts) {
     if (!b.quantized()) return {x, x};
     if (low != program::no_tensor) return {low, b.fp8_wgrad() ? program::no_tensor : x};
     const bool column = !b.by_rows() || b.phase != program::Phase::forward;
-    return emit::quantize(b, x, name, true, column, counts);
+    return emit::quantize(b, x, name, linear, true, column, counts);
 }
 
 // The copy of `copies` that the forward keeps.
@@ -256,7 +256,7 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
         b.emit(program::OpKind::scale_rows, {unweighed_, probs_, counts_}, {rows.rows}).bytes =
             2.0 * b.at(rows.rows).expected_bytes() + b.at(probs_).expected_bytes();
     }
-    const emit::Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
+    const emit::Quantized in = copies(b, rows.rows, rows.low, "expert_in", "expert_fc1", counts_);
     in_saved_ = kept(b, in);
     program::TensorId h = b.activation("expert_fc1", cap, inner, expected);
     emit::grouped(b, program::GroupedMode::forward, in.row,
@@ -276,7 +276,8 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     const bool early = b.plan().memory_efficient_permutation && !moe_.probs_on_input;
     const program::TensorId act =
         emit_activation(b, act_, {h, early ? probs_ : program::no_tensor, counts_}, "expert_act", expected);
-    const emit::Quantized mid = copies(b, act, b.by_rows() ? act : program::no_tensor, "expert_act", counts_);
+    const emit::Quantized mid =
+        copies(b, act, b.by_rows() ? act : program::no_tensor, "expert_act", "expert_fc2", counts_);
     act_saved_ = mid.column;
     b.module = program::Module::experts;
     program::TensorId y = b.activation("expert_fc2", cap, width(), expected);
@@ -340,7 +341,7 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
         b.emit(program::OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
     }
     b.phase = program::Phase::dgrad;
-    const emit::Quantized dout = copies(b, dy, rows.low, "expert_dout", counts_);
+    const emit::Quantized dout = copies(b, dy, rows.low, "expert_dout", "expert_fc2", counts_);
     program::TensorId dact = b.activation("expert_dact", cap, f, expected);
     const program::GroupedGemmAttr fc2{program::GroupedMode::dgrad, local_experts, width(), f, cap};
     const program::GroupedGemmAttr fc1{program::GroupedMode::dgrad, local_experts, inner, width(), cap};
@@ -376,7 +377,7 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
                program::GroupedBiasAttr{});
         b.phase = program::Phase::dgrad;
     }
-    const emit::Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
+    const emit::Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", "expert_fc1", counts_);
     program::TensorId drows = b.activation("expert_din", cap, width(), expected);
     emit::grouped(b, program::GroupedMode::dgrad, dpre.row,
                   emit::multiplied(b, fc1_, "expert_fc1", local_experts, false), counts_, drows, fc1);

@@ -294,8 +294,7 @@ program::Template sum_template(const program::Program& program, const plan::Plan
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.loss; });
     if (has_loss) all_reduce(emit::groups::samples, io.loss);
     if (has_loss && io.mtp_loss != program::no_tensor) all_reduce(emit::groups::samples, io.mtp_loss);
-    if (io.layer_sums != program::no_tensor)
-        all_reduce({plan::Domain::dense, plan::axis::tensor | plan::axis::context | plan::axis::data}, io.layer_sums);
+    if (io.layer_sums != program::no_tensor) all_reduce(emit::groups::stage, io.layer_sums);
     return finish;
 }
 
@@ -303,6 +302,11 @@ program::Template finish_template(const program::Program& program, const plan::P
     program::Template finish = sum_template(program, plan);
     const program::ProgramIo& io = program.io;
     const std::vector<program::Bucket>& buckets = program.buckets;
+    if (!io.scaled.empty() && plan::group_size(plan, emit::groups::stage) > 1) {
+        const auto operands = static_cast<int>(tensor(program, io.scale_largest).elements());
+        finish.ops.push_back(
+            make(scales_op(operands), {io.scale_largest}, {io.scale_largest}, program::ReduceAttr{true}));
+    }
     const auto square = [&](bool copied) {
         each_op_before_norm(buckets.size(), [&](std::size_t i, StepWork work) {
             const program::Bucket& b = buckets[i];

@@ -124,6 +124,9 @@ private:
         program::Op op = forward_.ops[index];
         rewrite(op, out);
         op.phase = program::Phase::recompute;
+        // The step has the magnitude already.
+        if (const auto* round = std::get_if<program::RoundAttr>(&op.attr); round != nullptr && round->slot >= 0)
+            op.out.resize(2, program::no_tensor);
         if (share(index) < 1.0) repeat_part(op, index);
         for (program::TensorId& id : op.out) {
             if (id == program::no_tensor) continue;

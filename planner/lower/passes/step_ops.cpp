@@ -252,4 +252,12 @@ StepOp norm_op(int scalars) {
             .bytes = 4.0 * scalars};
 }
 
+StepOp scales_op(int operands) {
+    return {.kind = program::OpKind::all_reduce,
+            .stream = program::Stream::data,
+            .module = program::Module::optimizer,
+            .group = emit::groups::stage,
+            .bytes = 4.0 * operands};
+}
+
 } // namespace moe::passes

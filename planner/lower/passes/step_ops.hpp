@@ -82,6 +82,8 @@ StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
 StepOp narrow_op(double elements);
 // The sum of the gradients' squares over all ranks, and of so many scalars in all.
 StepOp norm_op(int scalars);
+// Delayed scaling: the largest magnitudes of a stage's operands over its ranks.
+StepOp scales_op(int operands);
 
 // The order of the begin slot, over the buckets of all chunks of a rank: visit(bucket, work), whether the bucket has
 // that work or not. Gradients through whose buffer weights pass are zeroed behind the gathers. Where products set them,

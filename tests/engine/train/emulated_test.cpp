@@ -194,7 +194,7 @@ TEST_CASE("emulated: stochastic rounding has its own noise in every step and see
 
 TEST_CASE("emulated: what is not emulated is refused by name") {
     CHECK(refusal(emulated_plan("mxfp8", 1, {})) == "no error");
-    CHECK(mentions(refusal(emulated_plan("fp8-tensor", 1, {{"fp8_scaling", "delayed"}})), "fp8_scaling = delayed"));
+    CHECK(refusal(emulated_plan("fp8-tensor", 1, {{"fp8_scaling", "delayed"}})) == "no error");
     CHECK(mentions(refusal(emulated_plan("mxfp8", 1, {{"attention_precision", "mxfp8"}})),
                    "attention_precision = mxfp8"));
     plan::Plan published = emulated_plan("mxfp8", 1, {});

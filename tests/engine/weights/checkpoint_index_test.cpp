@@ -27,6 +27,13 @@ struct Change {
 
 const char* const runs = "/tensors/a/slices/0/runs/0";
 
+// With a history of delayed scaling.
+weights::Snapshot snapshot() {
+    weights::Snapshot made = made_snapshot(3, "-x");
+    made.state.largest = {{"in", {{1, 3.4e38f}, {3, 0.1f}}}};
+    return made;
+}
+
 // What the reader says when one field of the index is another and the checksum fits it.
 std::string refusal(const std::string& path, const Json& index, const Change& change) {
     Json changed = index;
@@ -44,7 +51,7 @@ std::string refusal(const std::string& path, const Json& index, const Change& ch
 
 TEST_CASE("a checkpoint made by hand comes back, with its place in the data") {
     const Folder folder;
-    weights::write_checkpoint(folder / "c", made_snapshot(3, "-x"));
+    weights::write_checkpoint(folder / "c", snapshot());
     const weights::StoredCheckpoint stored(folder / "c/step-00000003");
     std::vector<float> values(24);
     stored.read("a", weights::StateKind::exp_avg, 0, values);
@@ -55,11 +62,17 @@ TEST_CASE("a checkpoint made by hand comes back, with its place in the data") {
     CHECK(data.datasets[0].consumed == 96);
     CHECK(data.datasets[0].mark == 7);
     CHECK(stored.state().router_loads.at(2) == std::vector<float>{1.0f, 2.0f});
+    const std::vector<weights::Largest>& history = stored.state().largest.at("in");
+    REQUIRE(history.size() == 2);
+    CHECK(history[0].step == 1);
+    CHECK(history[0].value == 3.4e38f);
+    CHECK(history[1].step == 3);
+    CHECK(history[1].value == 0.1f);
 }
 
 TEST_CASE("nonsense under a right checksum is refused by field") {
     const Folder folder;
-    weights::write_checkpoint(folder / "c", made_snapshot(3, "-x"));
+    weights::write_checkpoint(folder / "c", snapshot());
     const std::string path = folder / "c/step-00000003";
     const Json index = load_json<Json>(path + "/index.json").at("checkpoint");
     const std::vector<Change> changes{
@@ -95,6 +108,13 @@ TEST_CASE("nonsense under a right checksum is refused by field") {
         {runs, "[0, 12, 0, 1]", "element 3 lies in two slices"},
         {"/ema", "0.5", "crc32c = an array of 3 elements: must be 4 whole numbers"},
         {"/ema", "1.5", "checkpoint: ema = 1.5"},
+        {"/largest", "7", "checkpoint: largest = 7"},
+        {"/largest/in", "[1]", "largest: in = "},
+        {"/largest/in/steps", "[1]", "in: steps = an array of 1 elements: must be 2 whole numbers"},
+        {"/largest/in/steps", "[3, 3]", "in: steps = an array of 2 elements: are not in order"},
+        {"/largest/in/steps/1", "4", "in: steps = "},
+        {"/largest/in/values/0", "-1", "in: values = "},
+        {"/largest/in/values/0", "1e39", "in: values = "},
         {"/freeze", "\"embed*\"", "checkpoint: freeze = "},
         {"/lr_groups", "[7]", "lr_groups"},
         {"/data", "null", "data = null"},

@@ -241,6 +241,58 @@ TEST_CASE("our stack emulates MXFP8, NVFP4 and per-tensor FP8: products read rou
     }
 }
 
+TEST_CASE("delayed scaling of ours: three places for each layer, one report of each in a step, one reduction of all") {
+    using Role = program::RoundAttr::Role;
+    plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", machine::Precision::fp8_tensor);
+    plan.stack = "moe-plan";
+    plan.gpus = plan.dp = plan.edp = 2;
+    plan.recompute = plan::recompute::full;
+    plan.fp8_scaling = plan::Fp8Scaling::delayed;
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0), forward = lower::lower_forward(plan, 0);
+    const program::ProgramIo& io = program.io;
+    const auto elements = [](const program::Program& of, program::TensorId id) {
+        return of.tensors[static_cast<std::size_t>(id)].elements();
+    };
+    REQUIRE(io.scaled.size() == 48 * 4); // qkv, output, fc1 and fc2 of the experts
+    for (const program::TensorId id : {io.scale_windows, io.scale_largest}) CHECK(elements(program, id) == 3 * 48 * 4);
+    // An evaluation reads what the step has at the same places.
+    REQUIRE(forward.io.scaled.size() == io.scaled.size());
+    for (std::size_t i = 0; i < io.scaled.size(); ++i) {
+        CHECK(forward.io.scaled[i].name == io.scaled[i].name);
+        CHECK(forward.io.scaled[i].layer == io.scaled[i].layer);
+    }
+    std::map<int, int> reported;
+    for (std::size_t t = 0; t < 2; ++t)
+        for (const program::Op& op : program.templates[t].ops) {
+            const auto* round = std::get_if<program::RoundAttr>(&op.attr);
+            if (round == nullptr) continue;
+            REQUIRE(round->slot >= 0);
+            CHECK(round->slot % 3 == static_cast<int>(round->role));
+            CHECK(io.scaled[static_cast<std::size_t>(round->slot / 3)].layer == op.layer);
+            CHECK(op.in[4] == io.scale_windows);
+            const double once = program.tensors[static_cast<std::size_t>(op.in[0])].expected_bytes();
+            CHECK(op.bytes == nearly(2.0 * once)); // read once and written
+            if (op.out.size() < 3) continue;
+            CHECK(op.out[2] == io.scale_largest);
+            CHECK((op.phase == program::Phase::forward || round->role == Role::gradient));
+            ++reported[round->slot];
+        }
+    CHECK(reported.size() == 3 * 48 * 4);
+    for (const auto& [slot, times] : reported) CHECK(times == 1);
+    for (const program::Template& tmpl : forward.templates)
+        for (const program::Op& op : tmpl.ops)
+            if (std::holds_alternative<program::RoundAttr>(op.attr)) CHECK(op.out.size() == 2);
+    int reductions = 0;
+    for (const program::Op& op : program.templates.back().ops) {
+        if (op.kind != program::OpKind::all_reduce || op.in[0] != io.scale_largest) continue;
+        ++reductions;
+        CHECK(std::get<program::ReduceAttr>(op.attr).max);
+        CHECK(op.bytes == 4.0 * 3 * 48 * 4);
+    }
+    CHECK(reductions == 1);
+}
+
 TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scaling once") {
     plan::Plan plan = plan_of("Llama3-8B", "h100", machine::Precision::fp8_tensor);
     const auto quantized = [&](plan::Fp8Scaling scaling) {

@@ -82,6 +82,35 @@ TEST_CASE("fast and event-driven agree on random plans with adapters: time withi
     CHECK(adapted > 0);
 }
 
+TEST_CASE(
+    "fast and event-driven agree on random plans with delayed scaling, which takes less time than current scaling") {
+    const std::uint64_t seed = seed_of_run();
+    MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
+    std::size_t delayed = 0;
+    double worst = 0.0;
+    for (const RandomPlan& drawn : random_plans(seed + 2, draws(60))) {
+        if (!drawn.stack.executable) continue;
+        moe::plan::Plan plan = drawn.plan;
+        plan.precision = moe::machine::Precision::fp8_tensor;
+        plan.fp8_wgrad = false;
+        const moe::plan::Plan current = plan;
+        plan.fp8_scaling = moe::plan::Fp8Scaling::delayed;
+        if (moe::plan::check_plan(plan) || moe::stack::check_stack(plan, drawn.stack)) continue;
+        ++delayed;
+        CAPTURE(seed);
+        CAPTURE(drawn.text);
+        moe::pricing::FastEstimator estimator(plan.hardware, drawn.stack);
+        const moe::search::Estimate full = moe::replay::simulate(plan, drawn.stack, false).estimate,
+                                    fast = estimator.estimate(plan);
+        worst = std::max(worst, std::abs(fast.step_seconds / full.step_seconds - 1.0));
+        CHECK(std::abs(fast.step_seconds / full.step_seconds - 1.0) < 0.03);
+        CHECK(std::abs(fast.memory_bytes / full.memory_bytes - 1.0) < 0.01);
+        CHECK(full.step_seconds < moe::replay::simulate(current, drawn.stack, false).estimate.step_seconds);
+    }
+    CHECK(delayed > 5);
+    MESSAGE(delayed, " plans, worst step time: ", 100.0 * worst, " %");
+}
+
 TEST_CASE("fast and event-driven agree where the host catches up only after some micro-batches") {
     // Weights take 4 s to be gathered, in which the host issues three micro-batches of 1.4 s; devices need 0.4 s for
     // each.
