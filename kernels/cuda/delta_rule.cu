@@ -101,7 +101,6 @@ void check_shape(const StateShape& s) {
 }
 
 void run_states(const Rule& r, Dst o, cudaStream_t stream) {
-    if (r.tensor()) return run_tensor_states(r, o, stream);
     const StateShape& s = r.s;
     const auto bytes = [](int floats) { return static_cast<std::size_t>(floats) * sizeof(float); };
     const int ks = stride_of(s.key_dim), vs = stride_of(s.value_dim), as = stride_of(rows);
@@ -126,7 +125,9 @@ namespace {
 void delta_rule(const StateShape& s, Src c, Src p, Src a_log, Src dt_bias, Dst o, float* work, void* stream) {
     if (s.rows <= 0) return;
     delta::check_shape(s);
-    delta::run_states(delta::Rule(s, c, p, a_log, dt_bias, work, false), o, stream_of(stream));
+    const delta::Rule r(s, c, p, a_log, dt_bias, work, false);
+    (delta::tensor_takes(r, {c, {o.data, o.type}}) ? delta::run_tensor_states : delta::run_states)(r, o,
+                                                                                                   stream_of(stream));
 }
 
 } // namespace

@@ -275,13 +275,14 @@ void delta_rule_grad(const StateShape& s, Src dout, Src c, Src p, Src a_log, Src
     check_shape(s);
     const Rule r(s, c, p, a_log, dt_bias, work, true);
     cudaStream_t queue = stream_of(stream);
-    run_states(r, {}, queue);
-    if (r.tensor() && dout.type == Type::bf16 && reinterpret_cast<std::uintptr_t>(dout.data) % 16 == 0) {
+    if (tensor_takes(r, {c, dout, {dc.data, dc.type}})) {
+        run_tensor_states(r, {}, queue);
         run_tensor_grads(r, dout, dc, dp, queue);
     } else {
+        run_states(r, {}, queue);
         run_plain_grads(r, dout, dc, dp, queue);
+        rows_kernel<<<blocks_for(s.rows * s.key_heads, threads / warp_size), threads, 0, queue>>>(r, dc);
     }
-    rows_kernel<<<blocks_for(s.rows * s.key_heads, threads / warp_size), threads, 0, queue>>>(r, dc);
     weights_kernel<<<static_cast<unsigned>(s.value_heads), threads, 0, queue>>>(r, da_log, ddt_bias);
     CUDA_CHECK(cudaGetLastError());
 }

@@ -1,176 +1,333 @@
 // The gated delta rule forward on the tensor cores: systems of all chunks at once, then states from chunk to chunk.
 //
-// Floor: 2 (3 dk dv + 64 (dk + dv)) FLOPs for each token and value head at the rate of TF32, or q, k, v and the gates
-// in and o out. Formulas: kernels/cpu/delta_rule.cpp.
+// Floor: q, k, v and the gates in and o out, with W, U and the scores of each chunk and head written and read between.
+// Formulas: kernels/cpu/delta_rule.cpp.
 #include "kernels/cuda/delta_tensor.cuh"
 
 namespace moe::cuda::delta {
 namespace {
 
-// W, U and the scores of a chunk, and what is kept of its rows. Shared memory: keys | queries, then values | A | its
-// inverse.
-__global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
-    extern __shared__ __align__(16) float memory[];
-    __shared__ Gates g;
-    __shared__ float unit_k[rows], unit_q[rows], between_[3 * 256];
-    const Place z(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), blockIdx.x);
-    const int t = static_cast<int>(threadIdx.x);
-    float *k = memory, *x = k + rows * wide_stride, *a = x + rows * wide_stride, *inverse = a + rows * square_stride;
-    Elements<threads> keys, queries, values;
-    keys.load(elements(r.c) + z.k(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
-    queries.load(elements(r.c) + z.q(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
-    values.load(elements(r.c) + z.v(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
-    keys.put(k, wide_stride);
-    queries.put(x, wide_stride);
-    read_gates(z, g);
-    to_units(k, widest, 1.0f, unit_k);
-    to_units(x, widest, rsqrtf(static_cast<float>(widest)), unit_q);
+constexpr int square_stride = rows + 4;
+
+// t <- (I + A)^-1 of the strictly lower A, in FP32: blocks of 16 rows on the diagonal, then those below them from above
+// to below, 64 threads for each column of blocks. `between` holds three blocks. All threads take part; they have met
+// before and meet at the end.
+__device__ void invert(const float* a, float* t, float* between) {
+    constexpr int block = 16, blocks = rows / block, team = threads / blocks;
+    const int thread = static_cast<int>(threadIdx.x), at = thread / team, i = thread % team / 8 * 2, j = thread % 8 * 2;
+    for (int item = thread; item < rows * rows; item += threads) t[item / rows * square_stride + item % rows] = 0.0f;
     __syncthreads();
-    if (t < rows) z.e()[t] = g.e[t], z.f()[t] = g.f[t], z.unit_keys()[t] = unit_k[t], z.unit_queries()[t] = unit_q[t];
-    for (int item = t; item < rows * widest / 4; item += threads) {
-        float* const at = item / (widest / 4) * wide_stride + item % (widest / 4) * 4 + k;
-        four(at) = tf32(four(at));
-        four(at + (x - k)) = tf32(four(at + (x - k)));
+    if (thread < rows) {
+        const int first = thread / block * block, column = thread % block;
+        float x[block];
+#pragma unroll
+        for (int row = 0; row < block; ++row) {
+            float sum = row == column ? 1.0f : 0.0f;
+#pragma unroll
+            for (int l = 0; l < row; ++l) sum -= a[(first + row) * square_stride + first + l] * x[l];
+            x[row] = sum;
+            t[(first + row) * square_stride + first + column] = sum;
+        }
     }
     __syncthreads();
-    const auto within = [&](int i, int j, float4 v) {
-        return float4{v.x * between(g, i, j), v.y * between(g, i, j + 1), v.z * between(g, i, j + 2),
-                      v.w * between(g, i, j + 3)};
+    // A thread has two rows and two columns of a block: sum += x y, with x a block of rows as above, y of stride `step`.
+    const auto multiply_block = [&](float(&sum)[2][2], const float* x, const float* y, int step) {
+#pragma unroll
+        for (int l = 0; l < block; l += 4) {
+            const float4 upper = *reinterpret_cast<const float4*>(x + i * square_stride + l),
+                         lower = *reinterpret_cast<const float4*>(x + (i + 1) * square_stride + l);
+            const float of[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                const float2 two = *reinterpret_cast<const float2*>(y + (l + u) * step + j);
+                sum[0][0] += of[0][u] * two.x, sum[0][1] += of[0][u] * two.y;
+                sum[1][0] += of[1][u] * two.x, sum[1][1] += of[1][u] * two.y;
+            }
+        }
     };
-    {
-        Sums<rows, rows> scores, system;
-        scores.multiply<false, true>(widest, x, wide_stride, k, wide_stride);
-        system.multiply<false, true>(widest, k, wide_stride, k, wide_stride);
-        scores.each([&](int i, int j, float4& v) { four(z.scores() + i * rows + j) = within(i, j, v); });
-        system.each([&](int i, int j, float4& v) {
-            const float4 y = times(within(i, j, v), g.beta[i]);
-            four(a + i * square_stride + j) = {j < i ? y.x : 0.0f, j + 1 < i ? y.y : 0.0f, j + 2 < i ? y.z : 0.0f,
-                                               j + 3 < i ? y.w : 0.0f};
-        });
+    float* const mine = between + at * block * block;
+    const auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(at + 1), "n"(team) : "memory"); };
+    for (int down = at + 1; down < blocks; ++down) {
+        const int first = down * block;
+        float sum[2][2] = {};
+        for (int l = at; l < down; ++l)
+            multiply_block(sum, a + first * square_stride + l * block, t + l * block * square_stride + at * block,
+                           square_stride);
+#pragma unroll
+        for (int u = 0; u < 2; ++u) *reinterpret_cast<float2*>(mine + (i + u) * block + j) = {sum[u][0], sum[u][1]};
+        meet();
+        float less[2][2] = {};
+        multiply_block(less, t + first * square_stride + first, mine, block);
+#pragma unroll
+        for (int u = 0; u < 2; ++u)
+            *reinterpret_cast<float2*>(t + (first + i + u) * square_stride + at * block + j) = {-less[u][0],
+                                                                                               -less[u][1]};
+        meet();
     }
     __syncthreads();
-    values.put(x, wide_stride);
-    invert(a, inverse, between_);
-    for (int item = t; item < rows * rows; item += threads) {
-        const int i = item / rows, j = item % rows, at = i * square_stride + j;
-        const float y = inverse[at] * g.beta[j];
-        a[at] = tf32(y * g.e[j]), inverse[at] = tf32(y);
-    }
-    __syncthreads();
-    Sums<rows, widest> w, u;
-    w.multiply<false, false>(rows, a, square_stride, k, wide_stride);
-    u.multiply<false, false>(rows, inverse, square_stride, x, wide_stride);
-    w.each([&](int i, int j, float4& v) { four(z.w() + i * widest + j) = v; });
-    u.each([&](int i, int j, float4& v) { four(z.fresh() + i * widest + j) = v; });
 }
 
-// Two halves of a block, of `threads` each: one passes the state on, the other has what nobody waits for.
-constexpr int many = 2 * threads;
-
-// What the next chunk brings to the passing of states, on its way while the one before is computed.
-struct Ahead {
-    using Columns = Elements<many>;
-    Packs<float, widest, rows, many> w;
-    Columns k, q;
-    Packs<float, rows, rows, many> scores;
-    Packs<float, slice, rows, many> fresh;
-    float unit_k[Columns::most], unit_q[Columns::most], e = 0.0f, f = 0.0f;
-
-    __device__ void load(const Place& z, int first, bool queries) {
-        w.load(z.w(), rows, [](int i) { return i * widest; });
-        k.load(elements(z.r.c) + z.k(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
-        fresh.load(z.fresh() + first, z.n, [](int i) { return i * widest; });
-        if (queries) {
-            q.load(elements(z.r.c) + z.q(0), z.n, [&](int i) { return std::int64_t{i} * z.step(); });
-            scores.load(z.scores(), rows, [](int i) { return i * rows; });
-        }
+// What makes a tile's rows units of length `scale`: four threads for each row.
+__device__ void read_units(unsigned tile, float scale, float* out) {
+    const int i = static_cast<int>(threadIdx.x) / 4, lane = static_cast<int>(threadIdx.x) % 4;
+    float squares = 0.0f;
 #pragma unroll
-        for (int u = 0; u < Columns::most; ++u) {
-            unit_k[u] = z.unit_keys()[Columns::row(u)];
-            if (queries) unit_q[u] = z.unit_queries()[Columns::row(u)];
-        }
-        if (threadIdx.x < rows) e = z.e()[threadIdx.x], f = z.f()[threadIdx.x];
+    for (int u = 0; u < key_pieces; ++u) {
+        const float2 two = Wide::pair(tile, i, u * 8 + lane * 2);
+        squares += two.x * two.x + two.y * two.y;
     }
-};
+    squares = quad_sum(squares);
+    if (lane == 0) out[i] = rsqrtf(squares + 1e-6f) * scale;
+}
 
-// Passes `slice` columns of a head's state through its chunks; each warp of the first half keeps its piece in
-// registers. Without gradients the second half computes o; with them V' and the state before each chunk are kept in
-// `work`.
-template <bool grad>
-__global__ void __launch_bounds__(many) states_kernel(Rule r, Dst o) {
-    extern __shared__ __align__(16) float memory[];
-    __shared__ float e[rows], f[rows];
-    const int first = static_cast<int>(blockIdx.x) * slice, t = static_cast<int>(threadIdx.x), mine = t % threads;
-    const bool passes = t < threads;
-    float *w = memory, *q = w + rows * wide_stride, *k = q + rows * wide_stride, *scores = k + rows * wide_stride,
-          *fresh = scores + rows * square_stride, *kept = fresh + rows * slice_stride,
-          *state = kept + rows * slice_stride;
-    for (int item = t; item < widest * slice_stride; item += many) state[item] = 0.0f;
-    Sums<widest, slice> s(mine);
-    Ahead ahead;
-    ahead.load(Place(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), 0), first, !grad);
-    for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk) {
-        const Place z(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), chunk);
-        ahead.w.put(w, wide_stride);
-        ahead.k.put(
-            [&](int u, int i, int j, float4 x) { four(k + i * wide_stride + j) = tf32(times(x, ahead.unit_k[u])); });
-        ahead.fresh.put([&](int, int i, int j, float4 x) { four(fresh + i * slice_stride + j) = x; });
-        if (!grad) {
-            ahead.q.put([&](int u, int i, int j, float4 x) {
-                four(q + i * wide_stride + j) = tf32(times(x, ahead.unit_q[u]));
-            });
-            ahead.scores.put(scores, square_stride);
+struct Systems { // shared memory
+    static constexpr int queries = Wide::bytes(rows), values = 2 * queries, a = 4 * queries,
+                         inverse = a + rows * square_stride * 4, bytes = inverse + rows * square_stride * 4;
+};
+static_assert(threads == 4 * rows);
+
+// W, U and the scores of a chunk for each value head of a key head. A warp has 16 rows and half of the columns.
+__global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ Gates g;
+    __shared__ float unit_k[rows], unit_q[rows];
+    __shared__ __align__(16) float between_[3 * 256];
+    const int b = static_cast<int>(blockIdx.z), first = static_cast<int>(blockIdx.y) * r.share,
+              t = static_cast<int>(threadIdx.x), lane = t % warp_size, strip = t / warp_size % 4, half = t / 128;
+    const Place any(r, b, first, blockIdx.x);
+    const unsigned keys = ptx::shared_address(memory), queries = keys + Systems::queries;
+    float *const a = reinterpret_cast<float*>(memory + Systems::a), *const inverse = reinterpret_cast<float*>(
+                                                                        memory + Systems::inverse);
+    const auto values = [&](int h) {
+        return keys + static_cast<unsigned>(Systems::values + h % 2 * Wide::bytes(rows));
+    };
+    const auto bring = [&](int h) {
+        if (h < r.share) Wide::load(values(h), rows, elements(r.c) + any.v(0) + h * widest, any.step(), any.n);
+        end_group();
+    };
+    Wide::load(keys, rows, elements(r.c) + any.k(0), any.step(), any.n);
+    Wide::load(queries, rows, elements(r.c) + any.q(0), any.step(), any.n);
+    end_group();
+    bring(0);
+    wait_for_groups<1>();
+    __syncthreads();
+    read_units(keys, 1.0f, unit_k);
+    read_units(queries, rsqrtf(static_cast<float>(widest)), unit_q);
+    float qk[4][4] = {}, kk[4][4] = {};
+#pragma unroll
+    for (int block = 0; block < key_pieces / 2; ++block) {
+        unsigned q[4], k[4];
+        Wide::left(queries, strip * 16, block, q);
+        Wide::left(keys, strip * 16, block, k);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            unsigned other[4];
+            Wide::right(keys, half * 2 + c, block, other);
+            multiply(qk[2 * c], qk[2 * c + 1], q, other);
+            multiply(kk[2 * c], kk[2 * c + 1], k, other);
         }
-        if (t < rows) e[t] = ahead.e, f[t] = ahead.f;
-        if (chunk + 1 < r.chunks)
-            ahead.load(Place(r, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), chunk + 1), first, !grad);
-        if (grad && passes) s.each([&](int i, int j, float4& x) { four(z.state() + i * widest + first + j) = x; });
-        __syncthreads();
-        const float carried = e[z.n - 1];
-        Sums<rows, slice> own(mine); // W S, or what becomes o
-        if (passes) {
-            own.multiply<false, false>(widest, w, wide_stride, state, slice_stride);
-            own.each([&](int i, int j, float4& x) { // Nobody else reads this thread's places before.
-                const float4 v = i < z.n ? plus(four(fresh + i * slice_stride + j), times(x, -1.0f)) : float4{};
-                four(fresh + i * slice_stride + j) = tf32(v);
-                four(kept + i * slice_stride + j) = tf32(times(v, f[i]));
-                if (grad && i < z.n) four(z.fresh() + i * widest + first + j) = v;
-            });
-            s.each([&](int, int, float4& x) { x = times(x, carried); });
-        } else if (!grad) {
-            own.multiply<false, false>(widest, q, wide_stride, state, slice_stride);
-            own.each([&](int i, int, float4& x) { x = times(x, e[i]); });
-        }
-        __syncthreads();
-        if (passes) {
-            s.multiply<true, false>(rows, k, wide_stride, kept, slice_stride);
-            s.put(state, slice_stride);
-        } else if (!grad) {
-            own.multiply<false, false>(rows, scores, square_stride, fresh, slice_stride);
-            own.each([&](int i, int j, float4& x) {
-                if (i >= z.n) return;
-                const std::int64_t at = z.o(i) + first + j;
-                store(o, at, x.x), store(o, at + 1, x.y), store(o, at + 2, x.z), store(o, at + 3, x.w);
-            });
-        }
-        __syncthreads();
     }
+    const int row = strip * 16 + lane / 4, pair = lane % 4 * 2;
+    for (int h = 0; h < r.share; ++h) {
+        const Kept z(r, b, first + h, blockIdx.x);
+        bring(h + 1);
+        read_gates(z, g);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int j = half * 32 + c * 8 + pair;
+            float score[4], system[4];
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                const int i = row + u / 2 * 8, other = j + u % 2;
+                const float decay = i < z.n ? between(g, i, other) * unit_k[other] : 0.0f;
+                score[u] = decay * unit_q[i] * qk[c][u];
+                system[u] = other < i ? decay * unit_k[i] * g.beta[i] * kk[c][u] : 0.0f;
+            }
+#pragma unroll
+            for (int u = 0; u < 2; ++u) {
+                Square::store(z.scores(), strip * 2 + u, half * 4 + c, both(score[2 * u], score[2 * u + 1]));
+                *reinterpret_cast<float2*>(a + (row + u * 8) * square_stride + j) = {system[2 * u], system[2 * u + 1]};
+            }
+        }
+        if (t < rows) {
+            z.vectors()[Kept::from_before + t] = g.e[t] * unit_q[t];
+            z.vectors()[Kept::to_behind + t] = g.f[t] * unit_k[t];
+            z.unit_queries()[t] = unit_q[t], z.unit_keys()[t] = unit_k[t];
+            if (t < 4) z.vectors()[Kept::carried + t] = g.carried;
+        }
+        __syncthreads();
+        invert(a, inverse, between_);
+        if (h + 1 < r.share)
+            wait_for_groups<1>();
+        else
+            wait_for_groups<0>();
+        __syncthreads();
+        const auto system = [&](float(&sum)[8][4], unsigned tile, float sign, bool of_keys) {
+#pragma unroll
+            for (int block = 0; block < rows / 16; ++block) {
+                if (block > strip) continue;
+                unsigned left[4];
+#pragma unroll
+                for (int part = 0; part < 4; ++part) {
+                    const int j = block * 16 + part / 2 * 8 + pair;
+                    const float2 x =
+                        *reinterpret_cast<const float2*>(inverse + (row + part % 2 * 8) * square_stride + j);
+                    float by[2] = {sign * g.beta[j], sign * g.beta[j + 1]};
+                    if (of_keys) by[0] *= g.e[j] * unit_k[j], by[1] *= g.e[j + 1] * unit_k[j + 1];
+                    left[part] = both(x.x * by[0], x.y * by[1]);
+                    if (r.grad && of_keys && half == 0)
+                        Square::store(z.inverse(), strip * 2 + part % 2, block * 2 + part / 2, both(x.x, x.y));
+                }
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    unsigned right[4];
+                    Wide::right_across(tile, half * 4 + c, block, right);
+                    multiply(sum[2 * c], sum[2 * c + 1], left, right);
+                }
+            }
+        };
+        {
+            float w[8][4] = {};
+            system(w, keys, -1.0f, true);
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                Tall::store(z.w(), strip * 2 + i % 2, half * 8 + i / 2,
+                            both(w[i / 2][i % 2 * 2], w[i / 2][i % 2 * 2 + 1]));
+        }
+        {
+            float u[8][4] = {};
+            system(u, values(h), 1.0f, false);
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                Turned::store(z.u(), half * 8 + i / 2, strip * 2 + i % 2,
+                              ptx::transpose(both(u[i / 2][i % 2 * 2], u[i / 2][i % 2 * 2 + 1])));
+        }
+        if (r.grad && half == 1) { // above the diagonal
+            for (int block = strip + 1; block < rows / 16; ++block)
+                for (int part = 0; part < 4; ++part)
+                    Square::store(z.inverse(), strip * 2 + part % 2, block * 2 + part / 2, 0u);
+        }
+        __syncthreads(); // before the next head's gates
+    }
+}
+
+// A stage of the passing of states. Gradients need no outputs.
+template <bool grad>
+struct Stage {
+    static constexpr int w = 0, keys = w + Tall::bytes(rows), u = keys + Wide::bytes(rows),
+                         vectors = u + Turned::bytes(slice), queries = vectors + ceil_div(Kept::factors * 4, 128) * 128,
+                         scores = queries + (grad ? 0 : Wide::bytes(rows)),
+                         bytes = scores + (grad ? 0 : Square::bytes(rows));
+    static constexpr unsigned coming = Tall::bytes(rows) + rows * widest * 2 + Turned::bytes(slice) +
+                                       Kept::factors * 4 + (grad ? 0 : rows * widest * 2 + Square::bytes(rows));
+    static_assert(bytes % 128 == 0);
+};
+constexpr int stages = 3;
+
+// Passes `slice` columns of a head's state through its chunks, 16 of them in each warp's registers. Without gradients
+// it computes o; with them V' and the state before each chunk are kept in `work`.
+template <bool grad>
+__global__ void __launch_bounds__((passing + 1) * warp_size, 1) states_kernel(Rule r, Dst o) {
+    using S = Stage<grad>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ __align__(8) std::uint64_t barriers[2 * stages];
+    Ring<stages, S::bytes> ring(memory, barriers);
+    const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size,
+              b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y),
+              from = static_cast<int>(blockIdx.x) * slice;
+    if (warp == passing) {
+        for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk, ring.next()) {
+            const Kept z(r, b, h, chunk);
+            const unsigned stage = ring.to_fill(S::coming), full = ring.filling();
+            if (lane == 0) {
+                ptx::load_bytes(stage + S::w, z.w(), Tall::bytes(rows), full);
+                ptx::load_bytes(stage + S::u, z.u() + from * rows, Turned::bytes(slice), full);
+                ptx::load_bytes(stage + S::vectors, z.vectors(), Kept::factors * 4, full);
+                if (!grad) ptx::load_bytes(stage + S::scores, z.scores(), Square::bytes(rows), full);
+            }
+            bring_rows<widest>(stage + S::keys, elements(r.c) + z.k(0), z.step(), z.n, full);
+            if (!grad) bring_rows<widest>(stage + S::queries, elements(r.c) + z.q(0), z.step(), z.n, full);
+        }
+        return;
+    }
+    Passed s;
+    const int first = from + warp * 16;
+    for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk, ring.next()) {
+        const Kept z(r, b, h, chunk);
+        const unsigned stage = ring.filled(), vectors = stage + S::vectors;
+        unsigned state[key_pieces / 2][4], news[pieces / 2][4];
+        s.round(state);
+        if (grad) store_left<Tall>(z.state(), first, state);
+        float fresh[pieces][4]; // V'^T
+#pragma unroll
+        for (int j = 0; j < pieces / 2; ++j) {
+            unsigned two[4];
+            Turned::left(stage + S::u, warp * 16, j, two);
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                fresh[2 * j + u / 2][u % 2 * 2] = low_of(two[u]);
+                fresh[2 * j + u / 2][u % 2 * 2 + 1] = high_of(two[u]);
+            }
+        }
+        with_rows<Tall>(fresh, state, stage + S::w);
+        if (grad) {
+#pragma unroll
+            for (int j = 0; j < pieces / 2; ++j) left_of(fresh[2 * j], fresh[2 * j + 1], news[j]);
+            store_left<Turned>(z.fresh(), first, news);
+        } else {
+            float out[pieces][4] = {};
+            with_rows<Wide>(out, state, stage + S::queries);
+            scale(out, vectors, Kept::from_before);
+#pragma unroll
+            for (int block = 0; block < pieces / 2; ++block) {
+                left_of(fresh[2 * block], fresh[2 * block + 1], news[block]);
+#pragma unroll
+                for (int j = block; j < pieces / 2; ++j) {
+                    unsigned x[4];
+                    Square::right(stage + S::scores, j, block, x);
+                    multiply(out[2 * j], out[2 * j + 1], news[block], x);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < pieces; ++j)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const unsigned two = ptx::transpose(both(out[j][2 * half], out[j][2 * half + 1]));
+                    const int i = j * 8 + lane / 4;
+                    if (i < z.n) static_cast<unsigned*>(o.data)[(z.o(i) + first + half * 8) / 2 + lane % 4] = two;
+                }
+        }
+        scale(fresh, vectors, Kept::to_behind);
+#pragma unroll
+        for (int j = 0; j < pieces / 2; ++j) left_of(fresh[2 * j], fresh[2 * j + 1], news[j]);
+        s.times(factors_of(vectors, Kept::carried, 0).x);
+        s.add<Wide>(news, stage + S::keys);
+        ring.let_go();
+    }
+}
+
+template <bool grad>
+void run_passing(const Rule& r, Dst o, cudaStream_t stream) {
+    constexpr int bytes = Ring<stages, Stage<grad>::bytes>::bytes;
+    allow(states_kernel<grad>, bytes);
+    states_kernel<grad>
+        <<<dim3(widest / slice, static_cast<unsigned>(r.s.value_heads), static_cast<unsigned>(r.s.batch)),
+           (passing + 1) * warp_size, bytes, stream>>>(r, o);
+    CUDA_CHECK(cudaGetLastError());
 }
 
 } // namespace
 
 void run_tensor_states(const Rule& r, Dst o, cudaStream_t stream) {
-    const auto heads = static_cast<unsigned>(r.s.value_heads), batch = static_cast<unsigned>(r.s.batch);
-    constexpr std::size_t systems = sizeof(float) * rows * (2 * wide_stride + 2 * square_stride),
-                          states = sizeof(float) * (rows * (3 * wide_stride + square_stride + 2 * slice_stride) +
-                                                    widest * slice_stride);
-    allow_shared(systems_kernel, systems);
-    systems_kernel<<<dim3(static_cast<unsigned>(r.chunks), heads, batch), threads, systems, stream>>>(r);
+    allow(systems_kernel, Systems::bytes);
+    systems_kernel<<<dim3(static_cast<unsigned>(r.chunks), static_cast<unsigned>(r.s.key_heads),
+                          static_cast<unsigned>(r.s.batch)),
+                     threads, Systems::bytes, stream>>>(r);
     CUDA_CHECK(cudaGetLastError());
-    const auto kernel = r.grad ? states_kernel<true> : states_kernel<false>;
-    allow_shared(kernel, states);
-    kernel<<<dim3(widest / slice, heads, batch), many, states, stream>>>(r, o);
-    CUDA_CHECK(cudaGetLastError());
+    if (r.grad)
+        run_passing<true>(r, o, stream);
+    else
+        run_passing<false>(r, o, stream);
 }
 
 } // namespace moe::cuda::delta

@@ -21,12 +21,6 @@ struct Rule {
     float* work;
     bool grad;
 
-    // True where the tensor cores' kernels take the call: heads of 128 columns, operands in whole packs of BF16.
-    bool tensor() const {
-        return c.type == Type::bf16 && s.key_dim == widest && s.value_dim == widest &&
-               reinterpret_cast<std::uintptr_t>(c.data) % 16 == 0 && reinterpret_cast<std::uintptr_t>(work) % 16 == 0;
-    }
-
     __host__ Rule(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, float* memory, bool gradients)
         : s(shape),
           seq(s.seq()),
@@ -70,16 +64,11 @@ struct Place {
     __device__ int start(int i) const { return r.s.document_start != nullptr ? r.s.document_start[row(i)] : 0; }
     __device__ int weight() const { return r.s.part * r.s.value_heads + h; }
 
-    // Matrices in `work`: scores [rows, rows], what is kept of rows, W, U or V' and, for gradients, those of V',
-    // queries, keys, and the states before and behind the chunk.
+    // Matrices in `work`: two sums of gates, scores [rows, rows], W, U or V' and, for gradients, those of V', queries,
+    // keys, and the states before and behind the chunk.
     __device__ float* begin() const { return r.work + ((b * r.s.value_heads + h) * r.chunks + chunk) * r.each; }
-    __device__ float* scores() const { return begin(); }
-    // Two sums of gates; for the tensor cores' kernels e, f, and what makes rows of keys and of queries units.
-    __device__ float* sums() const { return begin() + rows * rows; }
-    __device__ float* e() const { return sums() + rows; }
-    __device__ float* f() const { return e() + rows; }
-    __device__ float* unit_keys() const { return f() + rows; }
-    __device__ float* unit_queries() const { return unit_keys() + rows; }
+    __device__ float* sums() const { return begin(); }
+    __device__ float* scores() const { return begin() + rows * rows; }
     __device__ float* w() const { return begin() + 2 * rows * rows; }
     __device__ float* fresh() const { return w() + rows * r.s.key_dim; }
     __device__ float* dfresh() const { return fresh() + rows * r.s.value_dim; }

@@ -1,99 +1,19 @@
-// What Mamba-2's kernels on the tensor cores share: tiles of BF16 in shared memory, steps of a block's heads, and where
-// a call's memory lies.
+// What Mamba-2's kernels on the tensor cores share: steps of a block's heads, and where a call's memory lies.
 //
 // A chunk has 128 positions, a warp 16 of them. A block takes a chunk of several heads of a group, one after the other:
 // queries and keys, which the heads share, are loaded once, and what the next head needs arrives meanwhile.
 #pragma once
 
-#include "kernels/cuda/ptx/barrier.cuh"
-#include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ssd_tensor.hpp"
 #include "kernels/cuda/ssd_tiles.cuh"
-#include "kernels/cuda/vector.cuh"
+#include "kernels/cuda/state_tiles.cuh"
 
 #include <algorithm>
 
 namespace moe::cuda::ssd {
 
-using Element = __nv_bfloat16;
 inline constexpr int span = 128, warps = threads / warp_size, most_heads = 16; // heads of a block
-inline constexpr int pack = 16 / sizeof(Element);
 static_assert(warps * 16 == span);
-
-// Rows of `columns` elements in shared memory. The eight rows of a matrix of ldmatrix lie in different banks: packs of
-// 16 bytes change places by their row, or rows are a pack apart.
-template <int columns>
-struct Tile {
-    static constexpr bool swizzled = columns % 64 == 0;
-    static constexpr int stride = swizzled ? columns : columns + pack, packs = columns / pack;
-    __host__ __device__ static constexpr int bytes(int rows) {
-        return rows * stride * static_cast<int>(sizeof(Element));
-    }
-    static_assert(columns % 16 == 0);
-
-    __device__ static unsigned at(unsigned tile, int row, int pack_of_row) {
-        return tile + static_cast<unsigned>(row * stride * 2 + (swizzled ? pack_of_row ^ (row & 7) : pack_of_row) * 16);
-    }
-    // Two neighbouring elements, the first of them even.
-    __device__ static float2 pair(unsigned tile, int row, int column) {
-        unsigned two;
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(two)
-                     : "r"(at(tile, row, column / pack) + static_cast<unsigned>(column % pack * 2)));
-        return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
-    }
-    // Row i < n of so many is x + i step, its first `width` columns; the others are zeros. Under way when this returns.
-    __device__ static void load(unsigned tile, int rows, const Element* x, std::int64_t step, int n, int width) {
-        for (int item = static_cast<int>(threadIdx.x); item < rows * packs; item += threads) {
-            const int i = item / packs, j = item % packs;
-            const bool there = i < n && j * pack < width;
-            const int bytes = there ? 16 : 0; // of zeros the rest
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(tile, i, j)),
-                         "l"(there ? x + i * step + j * pack : x), "r"(bytes)
-                         : "memory");
-        }
-    }
-    // Operands of a warp's product: the left one 16 rows from `row` on, the right one 16 columns as two of eight, of 16
-    // contracted elements. _across: contracted are rows of the tile, not columns. Block: 16 of them.
-    __device__ static void left(unsigned tile, int row, int block, unsigned (&a)[4]) {
-        ptx::read_matrices(a, at(tile, row + lane() % 16, block * 2 + lane() / 16));
-    }
-    __device__ static void left_across(unsigned tile, int columns_block, int block, unsigned (&a)[4]) {
-        ptx::read_matrices_transposed(
-            a, at(tile, block * 16 + lane() % 8 + lane() / 16 * 8, columns_block * 2 + lane() / 8 % 2));
-    }
-    __device__ static void right(unsigned tile, int rows_block, int block, unsigned (&b)[4]) {
-        ptx::read_matrices(b, at(tile, rows_block * 16 + lane() % 8 + lane() / 16 * 8, block * 2 + lane() / 8 % 2));
-    }
-    __device__ static void right_across(unsigned tile, int columns_block, int block, unsigned (&b)[4]) {
-        ptx::read_matrices_transposed(b, at(tile, block * 16 + lane() % 16, columns_block * 2 + lane() / 16));
-    }
-
-private:
-    __device__ static int lane() { return static_cast<int>(threadIdx.x) % warp_size; }
-};
-
-__device__ inline unsigned both(float low, float high) {
-    unsigned two;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
-}
-__device__ inline float low_of(unsigned two) { return __uint_as_float(two << 16); }
-__device__ inline float high_of(unsigned two) { return __uint_as_float(two & 0xffff0000u); }
-__device__ inline float power(float x) { // of two
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline float quad_sum(float x) {
-    x += __shfl_xor_sync(all_lanes, x, 1);
-    return x + __shfl_xor_sync(all_lanes, x, 2);
-}
-// c[16, 16] += a b, of two pieces of eight columns.
-__device__ inline void multiply(float (&c0)[4], float (&c1)[4], const unsigned (&a)[4], const unsigned (&b)[4]) {
-    ptx::multiply_16x8(c0, a, b[0], b[1]);
-    ptx::multiply_16x8(c1, a, b[2], b[3]);
-}
 
 // The operands of a call, and what `work` holds: of every chunk but one of each head what it alone leaves in the state
 // (FP32), then the state before it (BF16); for gradients the same of their gradients, and vectors of a chunk's
@@ -239,11 +159,6 @@ struct Steps {
 __device__ inline int rows_of_warp() {
     const int warp = static_cast<int>(threadIdx.x) / warp_size;
     return warp < warps / 2 ? warp : warps + warps / 2 - 1 - warp;
-}
-
-template <class Kernel>
-void allow(Kernel* kernel, int bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
 // What chunks leave in states, and states passed on; with dout of gradients, too.

@@ -30,4 +30,11 @@ __device__ inline void read_matrices_transposed(unsigned (&to)[4], unsigned row)
                  : "memory");
 }
 
+// A matrix of 8 x 8 elements of 2 bytes, two neighbours of a row in each lane, the other way round.
+__device__ inline unsigned transpose(unsigned two) {
+    unsigned to;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(two));
+    return to;
+}
+
 } // namespace moe::cuda::ptx
