@@ -40,9 +40,13 @@ TEST_CASE("cuda: emulated precisions are the CPU's within their rounding, op by 
     const Fields every_expert{{"num_experts_per_tok", "8"}};
     const Fields every_group{{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}};
     for (const char* kind : {"qwen3", "deepseek3", "mixtral"})
-        for (const char* precision : {"mxfp8", "nvfp4", "fp8-tensor"}) {
+        for (const Fields& precision : std::vector<Fields>{{{"precision", "mxfp8"}},
+                                                           {{"precision", "nvfp4"}},
+                                                           {{"precision", "fp8-tensor"}},
+                                                           {{"precision", "fp8-tensor"}, {"fp8_scaling", "delayed"}}}) {
             const auto model = wide_model(kind, kind == std::string("deepseek3") ? every_group : every_expert);
-            const Fields fields{{"precision", precision}, {"mbs", "2"}};
+            Fields fields = precision;
+            fields.emplace_back("mbs", "2");
             const CudaResult expected = train_on(small_plan(model, 1, fields, {32, 8}), "cpu");
             Fields split = fields;
             split.emplace_back("tp", "2");
@@ -52,7 +56,8 @@ TEST_CASE("cuda: emulated precisions are the CPU's within their rounding, op by 
                 all.insert(all.end(), more.begin(), more.end());
                 const CudaResult got = train_on(small_plan(model, 1, all, {32, 8}), "cuda");
                 for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 5e-3);
-                const std::string name = std::string(kind) + " precision=" + precision;
+                const std::string name =
+                    std::string(kind) + " " + precision.back().first + "=" + precision.back().second;
                 compare_beside(name + (more.empty() ? "" : " as a graph"), got, expected, other, 2.0);
             }
         }

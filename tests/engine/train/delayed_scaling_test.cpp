@@ -4,6 +4,7 @@
 #include "kernels/bf16.hpp"
 #include "planner/model/model.hpp"
 #include "tests/engine/base/refusals.hpp"
+#include "tests/engine/comm/gang.hpp"
 #include "tests/engine/train/parity.hpp"
 #include "tests/support/draws.hpp"
 #include "tests/support/folder.hpp"
@@ -251,6 +252,28 @@ TEST_CASE("delayed: a run that goes on has the bits of one without a pause, and 
     };
     CHECK(mentions(lines(*without), "keeps no history of FP8 scales: they begin at 1"));
     CHECK_FALSE(mentions(lines(*stored), "history"));
+}
+
+TEST_CASE("delayed: processes have the scales that threads have, and the first one the histories of all stages") {
+    const plan::Plan plan = delayed_plan(4, {{"pp", "2"}, {"ep", "2"}});
+    const Run expected = train_four(plan);
+    std::vector<std::vector<double>> losses(4);
+    std::vector<Entries> largest(4);
+    on_transports(4, [&](comm::Transport& transport) {
+        train::TrainOptions options = three_steps();
+        options.transport = &transport;
+        train::Trainer trainer(plan, options);
+        const train::SampleSource source = made_up_samples(plan);
+        const auto rank = static_cast<std::size_t>(transport.rank());
+        for (int step = 0; step < 4; ++step) losses[rank].push_back(trainer.step(source).loss);
+        largest[rank] = trainer.scales().entries();
+    });
+    for (const std::vector<double>& of_rank : losses) CHECK(of_rank == expected.losses);
+    CHECK(same(largest[0], expected.largest));
+    for (std::size_t rank = 1; rank < 4; ++rank) {
+        CHECK(!largest[rank].empty());
+        CHECK(largest[rank].size() < expected.largest.size()); // those of its stage
+    }
 }
 
 TEST_CASE("delayed: an evaluation reads the scales and leaves none, and a bad step leaves none either") {

@@ -85,28 +85,6 @@ TEST_CASE("processes take the steps that threads take, under the variables of ev
     CHECK(!folder.read("run/routing.csv").empty());
 }
 
-TEST_CASE("processes keep the histories of delayed scaling that threads keep") {
-    const Folder folder;
-    moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
-    REQUIRE(
-        folder
-            .run("moe-plan search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision "
-                 "fp8-tensor --fix fp8_scaling=delayed --fix tp=2 --fix ep=4 --fix pp=2 --out plan.json")
-            .status == 0);
-    const std::string how = "--steps 3 --json ";
-    const Json threads =
-        document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --checkpoint threads " + how));
-    folder.run(start("RANK", "WORLD_SIZE", how + "--checkpoint processes"));
-    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
-    const Json processes = Json::parse(folder.read("out.0"));
-    for (int i = 0; i < 3; ++i) CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
-    const auto histories = [&](const std::string& run) {
-        return Json::parse(folder.read(run + "/step-00000003/index.json"))["checkpoint"]["largest"];
-    };
-    CHECK(histories("threads").size() > 0);
-    CHECK(histories("processes") == histories("threads"));
-}
-
 TEST_CASE("processes clip the attention heads that threads clip, and the history tells how many") {
     const Folder folder;
     moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
