@@ -30,7 +30,8 @@ __device__ void invert(const float* a, float* t, float* between) {
         }
     }
     __syncthreads();
-    // A thread has two rows and two columns of a block: sum += x y, with x a block of rows as above, y of stride `step`.
+    // A thread has two rows and two columns of a block: sum += x y, with x a block of rows as above, y of stride
+    // `step`.
     const auto multiply_block = [&](float(&sum)[2][2], const float* x, const float* y, int step) {
 #pragma unroll
         for (int l = 0; l < block; l += 4) {
@@ -61,7 +62,7 @@ __device__ void invert(const float* a, float* t, float* between) {
 #pragma unroll
         for (int u = 0; u < 2; ++u)
             *reinterpret_cast<float2*>(t + (first + i + u) * square_stride + at * block + j) = {-less[u][0],
-                                                                                               -less[u][1]};
+                                                                                                -less[u][1]};
         meet();
     }
     __syncthreads();
@@ -89,7 +90,7 @@ static_assert(threads == 4 * rows);
 // W, U and the scores of a chunk for each value head of a key head. A warp has 16 rows and half of the columns.
 __global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ Gates g;
+    __shared__ Gates gates[2]; // of two heads, a warp for each
     __shared__ float unit_k[rows], unit_q[rows];
     __shared__ __align__(16) float between_[3 * 256];
     const int b = static_cast<int>(blockIdx.z), first = static_cast<int>(blockIdx.y) * r.share,
@@ -109,6 +110,11 @@ __global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
     Wide::load(queries, rows, elements(r.c) + any.q(0), any.step(), any.n);
     end_group();
     bring(0);
+    const auto gates_from = [&](int h) {
+        if (t / warp_size < 2 && h + t / warp_size < r.share)
+            read_gates_by_warp(Place(r, b, first + h + t / warp_size, blockIdx.x), gates[t / warp_size]);
+    };
+    gates_from(0);
     wait_for_groups<1>();
     __syncthreads();
     read_units(keys, 1.0f, unit_k);
@@ -131,7 +137,9 @@ __global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
     for (int h = 0; h < r.share; ++h) {
         const Kept z(r, b, first + h, blockIdx.x);
         bring(h + 1);
-        read_gates(z, g);
+        if (h > 0 && h % 2 == 0) gates_from(h);
+        __syncthreads();
+        const Gates& g = gates[h % 2];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             const int j = half * 32 + c * 8 + pair;
@@ -155,6 +163,7 @@ __global__ void __launch_bounds__(threads, 2) systems_kernel(Rule r) {
             z.unit_queries()[t] = unit_q[t], z.unit_keys()[t] = unit_k[t];
             if (t < 4) z.vectors()[Kept::carried + t] = g.carried;
         }
+        if (r.grad && t < gate_packs) reinterpret_cast<int4*>(z.gates())[t] = reinterpret_cast<const int4*>(&g)[t];
         __syncthreads();
         invert(a, inverse, between_);
         if (h + 1 < r.share)
@@ -218,24 +227,69 @@ struct Stage {
                          vectors = u + Turned::bytes(slice), queries = vectors + ceil_div(Kept::factors * 4, 128) * 128,
                          scores = queries + (grad ? 0 : Wide::bytes(rows)),
                          bytes = scores + (grad ? 0 : Square::bytes(rows));
-    static constexpr unsigned coming = Tall::bytes(rows) + rows * widest * 2 + Turned::bytes(slice) +
-                                       Kept::factors * 4 + (grad ? 0 : rows * widest * 2 + Square::bytes(rows));
+    static constexpr unsigned coming = Tall::bytes(rows) + Turned::bytes(slice) + Kept::factors * 4 +
+                                       (grad ? 0 : Square::bytes(rows)); // by the engine
     static_assert(bytes % 128 == 0);
 };
 constexpr int stages = 3;
 
-// Passes `slice` columns of a head's state through its chunks, 16 of them in each warp's registers. Without gradients
-// it computes o; with them V' and the state before each chunk are kept in `work`.
+// Warps that take operands: with those that pass a state on go as many that compute outputs from it.
 template <bool grad>
-__global__ void __launch_bounds__((passing + 1) * warp_size, 1) states_kernel(Rule r, Dst o) {
+constexpr int takers = grad ? passing : 2 * passing;
+template <bool grad>
+using Stages = Ring<stages, Stage<grad>::bytes, takers<grad>>;
+constexpr int state_lines = key_pieces / 2, handed_lines = state_lines + pieces / 2; // S^T and V'^T
+using Handed = Handing<handed_lines>;
+
+__device__ void write_line(unsigned place, int line, const unsigned (&x)[4]) {
+    ptx::write_shared(place + static_cast<unsigned>(line * Handed::line),
+                      {static_cast<int>(x[0]), static_cast<int>(x[1]), static_cast<int>(x[2]), static_cast<int>(x[3])});
+}
+__device__ void read_line(unsigned place, int line, unsigned (&x)[4]) {
+    const int4 four = ptx::read_shared(place + static_cast<unsigned>(line * Handed::line));
+    x[0] = static_cast<unsigned>(four.x), x[1] = static_cast<unsigned>(four.y);
+    x[2] = static_cast<unsigned>(four.z), x[3] = static_cast<unsigned>(four.w);
+}
+
+// 16 columns of a chunk's outputs, from the state before it and V'.
+__device__ void write_outputs(const Kept& z, unsigned stage, int first, const unsigned (&state)[key_pieces / 2][4],
+                              const unsigned (&news)[pieces / 2][4], Dst o) {
+    using S = Stage<false>;
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+    float out[pieces][4] = {};
+    with_rows<Wide>(out, state, stage + S::queries);
+    scale(out, stage + S::vectors, Kept::from_before);
+#pragma unroll
+    for (int block = 0; block < pieces / 2; ++block)
+#pragma unroll
+        for (int j = block; j < pieces / 2; ++j) {
+            unsigned x[4];
+            Square::right(stage + S::scores, j, block, x);
+            multiply(out[2 * j], out[2 * j + 1], news[block], x);
+        }
+    auto* to = static_cast<unsigned*>(o.data) + (z.o(lane / 4) + first) / 2 + lane % 4;
+#pragma unroll
+    for (int j = 0; j < pieces; ++j, to += z.step_of_o() * 4)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const unsigned two = ptx::transpose(both(out[j][2 * half], out[j][2 * half + 1]));
+            if (j * 8 + lane / 4 < z.n) to[half * 4] = two;
+        }
+}
+
+// Passes `slice` columns of a head's state through its chunks, 16 of them in each warp's registers. Without gradients
+// other warps compute o; with them V' and the state before each chunk are kept in `work`.
+template <bool grad>
+__global__ void __launch_bounds__((takers<grad> + 1) * warp_size, 1) states_kernel(Rule r, Dst o) {
     using S = Stage<grad>;
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ __align__(8) std::uint64_t barriers[2 * stages];
-    Ring<stages, S::bytes> ring(memory, barriers);
+    __shared__ __align__(8) std::uint64_t barriers[2 * stages], handing[Handed::barriers];
     const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size,
               b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y),
-              from = static_cast<int>(blockIdx.x) * slice;
-    if (warp == passing) {
+              from = static_cast<int>(blockIdx.x) * slice, first = from + warp % passing * 16;
+    Handed handed(memory + Stages<grad>::bytes, handing, warp % passing);
+    Stages<grad> ring(memory, barriers);
+    if (warp == takers<grad>) {
         for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk, ring.next()) {
             const Kept z(r, b, h, chunk);
             const unsigned stage = ring.to_fill(S::coming), full = ring.filling();
@@ -245,17 +299,30 @@ __global__ void __launch_bounds__((passing + 1) * warp_size, 1) states_kernel(Ru
                 ptx::load_bytes(stage + S::vectors, z.vectors(), Kept::factors * 4, full);
                 if (!grad) ptx::load_bytes(stage + S::scores, z.scores(), Square::bytes(rows), full);
             }
-            bring_rows<widest>(stage + S::keys, elements(r.c) + z.k(0), z.step(), z.n, full);
-            if (!grad) bring_rows<widest>(stage + S::queries, elements(r.c) + z.q(0), z.step(), z.n, full);
+            bring_rows<widest>(stage + S::keys, elements(r.c) + z.k(0), z.step(), z.n);
+            if (!grad) bring_rows<widest>(stage + S::queries, elements(r.c) + z.q(0), z.step(), z.n);
+            ring.brought();
+        }
+        return;
+    }
+    unsigned state[key_pieces / 2][4], news[pieces / 2][4];
+    if (!grad && warp >= passing) {
+        for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk, ring.next()) {
+            const unsigned stage = ring.filled(), place = handed.filled();
+#pragma unroll
+            for (int i = 0; i < state_lines; ++i) read_line(place, i, state[i]);
+#pragma unroll
+            for (int i = 0; i < pieces / 2; ++i) read_line(place, state_lines + i, news[i]);
+            handed.let_go();
+            write_outputs(Kept(r, b, h, chunk), stage, first, state, news, o);
+            ring.let_go();
         }
         return;
     }
     Passed s;
-    const int first = from + warp * 16;
     for (std::int64_t chunk = 0; chunk < r.chunks; ++chunk, ring.next()) {
         const Kept z(r, b, h, chunk);
-        const unsigned stage = ring.filled(), vectors = stage + S::vectors;
-        unsigned state[key_pieces / 2][4], news[pieces / 2][4];
+        const unsigned stage = ring.filled(), vectors = stage + S::vectors, place = grad ? 0u : handed.to_fill();
         s.round(state);
         if (grad) store_left<Tall>(z.state(), first, state);
         float fresh[pieces][4]; // V'^T
@@ -270,32 +337,16 @@ __global__ void __launch_bounds__((passing + 1) * warp_size, 1) states_kernel(Ru
             }
         }
         with_rows<Tall>(fresh, state, stage + S::w);
-        if (grad) {
 #pragma unroll
-            for (int j = 0; j < pieces / 2; ++j) left_of(fresh[2 * j], fresh[2 * j + 1], news[j]);
+        for (int j = 0; j < pieces / 2; ++j) left_of(fresh[2 * j], fresh[2 * j + 1], news[j]);
+        if (grad) {
             store_left<Turned>(z.fresh(), first, news);
         } else {
-            float out[pieces][4] = {};
-            with_rows<Wide>(out, state, stage + S::queries);
-            scale(out, vectors, Kept::from_before);
 #pragma unroll
-            for (int block = 0; block < pieces / 2; ++block) {
-                left_of(fresh[2 * block], fresh[2 * block + 1], news[block]);
+            for (int i = 0; i < state_lines; ++i) write_line(place, i, state[i]);
 #pragma unroll
-                for (int j = block; j < pieces / 2; ++j) {
-                    unsigned x[4];
-                    Square::right(stage + S::scores, j, block, x);
-                    multiply(out[2 * j], out[2 * j + 1], news[block], x);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < pieces; ++j)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const unsigned two = ptx::transpose(both(out[j][2 * half], out[j][2 * half + 1]));
-                    const int i = j * 8 + lane / 4;
-                    if (i < z.n) static_cast<unsigned*>(o.data)[(z.o(i) + first + half * 8) / 2 + lane % 4] = two;
-                }
+            for (int i = 0; i < pieces / 2; ++i) write_line(place, state_lines + i, news[i]);
+            handed.hand();
         }
         scale(fresh, vectors, Kept::to_behind);
 #pragma unroll
@@ -308,11 +359,10 @@ __global__ void __launch_bounds__((passing + 1) * warp_size, 1) states_kernel(Ru
 
 template <bool grad>
 void run_passing(const Rule& r, Dst o, cudaStream_t stream) {
-    constexpr int bytes = Ring<stages, Stage<grad>::bytes>::bytes;
+    constexpr int bytes = Stages<grad>::bytes + (grad ? 0 : Handed::bytes);
     allow(states_kernel<grad>, bytes);
-    states_kernel<grad>
-        <<<dim3(widest / slice, static_cast<unsigned>(r.s.value_heads), static_cast<unsigned>(r.s.batch)),
-           (passing + 1) * warp_size, bytes, stream>>>(r, o);
+    const dim3 grid(widest / slice, static_cast<unsigned>(r.s.value_heads), static_cast<unsigned>(r.s.batch));
+    states_kernel<grad><<<grid, (takers<grad> + 1) * warp_size, bytes, stream>>>(r, o);
     CUDA_CHECK(cudaGetLastError());
 }
 

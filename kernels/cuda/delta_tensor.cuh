@@ -12,7 +12,7 @@
 namespace moe::cuda::delta {
 
 inline constexpr int slice = 32;                 // columns of the state that a block passes on
-inline constexpr int passing = slice / 16;       // warps that do, each 16 columns; one more brings operands
+inline constexpr int passing = slice / 16;       // warps that do, each 16 columns
 inline constexpr int pieces = rows / pack;       // of 8 positions
 inline constexpr int key_pieces = widest / pack; // of 8 columns
 using Wide = Tile<widest, false>;                // rows of queries, keys, values or gradients
@@ -25,12 +25,13 @@ __device__ inline const Element* elements(Src x) { return static_cast<const Elem
 // A chunk of a value head, and what is kept of it in `work` behind its sums.
 struct Kept : Place {
     using Place::Place;
-    // Factors of sums over positions: e times what makes a query a unit, f times what makes a key one; then of the
-    // state what is carried, the same of single rows.
+    // Factors of positions: e times what makes a query a unit, f times what makes a key one; what is carried of the
+    // state. Then what makes units by itself, and for gradients the gates.
     static constexpr int from_before = 0, to_behind = rows, carried = 2 * rows, factors = 2 * rows + 4;
     __device__ float* vectors() const { return sums() + rows; }
     __device__ float* unit_queries() const { return vectors() + factors; }
     __device__ float* unit_keys() const { return unit_queries() + rows; }
+    __device__ Gates* gates() const { return reinterpret_cast<Gates*>(unit_keys() + rows); }
 
     static constexpr int tall = rows * widest, square = rows * rows, whole = widest * widest;
     __device__ Element* w() const { return reinterpret_cast<Element*>(begin() + rows * rows); } // -W [rows, keys]
@@ -47,6 +48,8 @@ struct Kept : Place {
     __device__ float* dk() const { return dq() + tall; }
 };
 
+inline constexpr int gate_packs = sizeof(Gates) / 16;
+
 // True where these kernels take a call: heads of 128 columns, operands in whole packs of BF16.
 inline bool tensor_takes(const Rule& r, std::initializer_list<Src> operands) {
     for (const Src x : operands)
@@ -55,7 +58,7 @@ inline bool tensor_takes(const Rule& r, std::initializer_list<Src> operands) {
 }
 
 // Stages of a chunk's operands in shared memory. The last warp brings them, the others take them and let go.
-template <int stages, int stage_bytes>
+template <int stages, int stage_bytes, int takers>
 class Ring {
 public:
     static constexpr int bytes = stages * stage_bytes;
@@ -64,8 +67,8 @@ public:
         : memory_(ptx::shared_address(memory)), barriers_(ptx::shared_address(barriers)) {
         if (threadIdx.x == 0) {
             for (int i = 0; i < stages; ++i) {
-                ptx::init_barrier(full(i), 1);
-                ptx::init_barrier(empty(i), passing);
+                ptx::init_barrier(full(i), 1 + warp_size);
+                ptx::init_barrier(empty(i), takers);
             }
             ptx::fence_barrier_init();
         }
@@ -79,6 +82,8 @@ public:
         return memory_ + static_cast<unsigned>(at_ * stage_bytes);
     }
     __device__ unsigned filling() const { return full(at_); }
+    // Behind the bringing warp's own copies.
+    __device__ void brought() const { ptx::arrive_behind_copies(full(at_)); }
     // The next chunk's operands.
     __device__ unsigned filled() {
         ptx::wait(full(at_), turn_ & 1);
@@ -99,12 +104,57 @@ private:
     int at_ = 0;
 };
 
-// Rows of a chunk, each brought by itself by a lane; rows behind the last are that one again, which products take by 0.
+// What one warp hands another of each chunk, in lines of 16 bytes for each lane: two chunks may be on their way.
+template <int lines>
+class Handing {
+public:
+    static constexpr int line = 16 * warp_size, bytes = passing * 2 * lines * line, barriers = passing * 4;
+    // pair: which of the block's. All threads come, and meet before any of them hands or takes.
+    __device__ Handing(const unsigned char* memory, std::uint64_t* barriers_of_all, int pair)
+        : memory_(ptx::shared_address(memory) + static_cast<unsigned>(pair * 2 * lines * line)),
+          barriers_(ptx::shared_address(barriers_of_all) + static_cast<unsigned>(pair * 32)) {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < barriers; ++i)
+                ptx::init_barrier(ptx::shared_address(barriers_of_all) + static_cast<unsigned>(i * 8), 1);
+    }
+    // A lane's place in the first line of the next chunk, once the other warp needs no more what it held.
+    __device__ unsigned to_fill() const {
+        if (turn_ > 0) ptx::wait(empty(), (turn_ - 1) & 1);
+        return place();
+    }
+    __device__ unsigned filled() const {
+        ptx::wait(full(), turn_ & 1);
+        return place();
+    }
+    __device__ void hand() { done(full()); }
+    __device__ void let_go() { done(empty()); }
+
+private:
+    __device__ unsigned full() const { return barriers_ + at_ * 16; }
+    __device__ unsigned empty() const { return full() + 8; }
+    __device__ unsigned place() const { return memory_ + at_ * lines * line + threadIdx.x % warp_size * 16; }
+    __device__ void done(unsigned barrier) {
+        __syncwarp();
+        if (threadIdx.x % warp_size == 0) ptx::arrive(barrier);
+        at_ ^= 1;
+        if (at_ == 0) ++turn_;
+    }
+    unsigned memory_, barriers_, at_ = 0, turn_ = 0;
+};
+
+// Rows of a chunk, by a warp's copies of 16 bytes; those behind the last are zeros. (The copy engine takes as long for
+// a row as for a tile.)
 template <int columns>
-__device__ void bring_rows(unsigned tile, const Element* x, int step, int n, unsigned barrier) {
-    for (int i = static_cast<int>(threadIdx.x) % warp_size; i < rows; i += warp_size)
-        ptx::load_bytes(Tile<columns, false>::at(tile, i, 0), x + std::int64_t{i < n ? i : n - 1} * step, columns * 2,
-                        barrier);
+__device__ void bring_rows(unsigned tile, const Element* x, int step, int n) {
+    using To = Tile<columns, false>;
+    constexpr int at_once = warp_size / To::packs;
+    const int lane = static_cast<int>(threadIdx.x) % warp_size, first = lane / To::packs, of_row = lane % To::packs;
+    const Element* from = x + first * step + of_row * pack;
+#pragma unroll
+    for (int u = 0; u < rows / at_once; ++u, from += at_once * step) {
+        const bool there = first + u * at_once < n;
+        copy_or_clear(To::at(tile, first + u * at_once, of_row), there ? from : x, there);
+    }
 }
 
 // One of the factors of two neighbouring positions.

@@ -90,7 +90,7 @@ __device__ void carry(Sums& x, float* kept, bool read, bool write) {
 }
 
 struct Shared {
-    Gates g;
+    Gates gates[2]; // of this head and the next
     float unit_q[rows], unit_k[rows];
     float dg[halves][rows], steps[halves][rows], dots[halves][rows];
 };
@@ -121,7 +121,6 @@ __device__ void write_rows(const Mine& at, Shared& shared, const Place& z, std::
 __global__ void __launch_bounds__(threads, 2) chunks_kernel(Rule r, Src dout, Dst dc, Dst dp) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Shared shared;
-    Gates& g = shared.g;
     const Mine at;
     const int t = static_cast<int>(threadIdx.x), b = static_cast<int>(blockIdx.z),
               head = static_cast<int>(blockIdx.y) * r.share, half = at.half, strip = at.strip;
@@ -133,8 +132,10 @@ __global__ void __launch_bounds__(threads, 2) chunks_kernel(Rule r, Src dout, Ds
     const auto of_one = [&](int c, int block, unsigned(&x)[4]) { Wide::right_across(one, half * 4 + c, block, x); };
     const auto square_rows = [&](int block, unsigned(&x)[4]) { Square::left(square, strip * 16, block, x); };
     const auto square_columns = [&](int block, unsigned(&x)[4]) { Square::left_across(square, strip, block, x); };
-    const auto bring = [&](int h) { // dS', V', do, dV'
+    const auto bring = [&](int h) { // gates, dS', V', do, dV'
         const Kept z(r, b, head + h, blockIdx.x);
+        if (t < gate_packs)
+            copy_async(reinterpret_cast<int4*>(&shared.gates[h % 2]) + t, reinterpret_cast<const int4*>(z.gates()) + t);
         Tall::load(large, widest, z.dstate());
         Turned::load(one, widest, z.fresh());
         Wide::load(two, rows, elements(dout) + z.o(0), z.step_of_o(), z.n);
@@ -147,7 +148,12 @@ __global__ void __launch_bounds__(threads, 2) chunks_kernel(Rule r, Src dout, Ds
     for (int h = 0; h < r.share; ++h) {
         const Kept z(r, b, head + h, blockIdx.x);
         const bool last = h + 1 == r.share;
-        read_gates(z, g);
+        if (t == 0) { // what the next steps need comes nearer
+            ptx::prefetch_bytes(z.state(), Tall::bytes(widest));
+            ptx::prefetch_bytes(z.w(), 2 * Tall::bytes(rows)); // U is behind W
+            ptx::prefetch_bytes(z.inverse(), Square::bytes(rows));
+        }
+        const Gates& g = shared.gates[h % 2];
         wait_for_groups<0>();
         __syncthreads();
 
@@ -309,19 +315,28 @@ __global__ void __launch_bounds__(threads, 2) chunks_kernel(Rule r, Src dout, Ds
         share(shared.steps, steps);
         const float of_last = block_sum(g.carried * carried + forward.x + forward.y);
         __syncthreads();
-        float a_log = 0.0f, bias = 0.0f;
-        if (t < rows) {
-            float later = 0.0f; // from sums within the chunk to g
-            for (int i = z.n - 1; i >= t; --i) later += shared.dg[0][i] + shared.dg[1][i];
-            later += of_last;
-            if (t < z.n) {
-                const float step = load(r.p, z.decay(t)) + load(r.dt_bias, z.weight());
-                const float da = -later * expf(load(r.a_log, z.weight())) / (1.0f + expf(-step));
-                store(dp, z.beta(t), (shared.steps[0][t] + shared.steps[1][t]) * (1.0f - g.beta[t]));
-                store(dp, z.decay(t), da);
-                a_log = later * g.g[t];
-                bias = da;
+        if (t < warp_size) { // from sums within the chunk to g: a lane has two rows, and sums from behind
+            const auto of = [&](int i) { return i < z.n ? shared.dg[0][i] + shared.dg[1][i] : 0.0f; };
+            const float second = of(2 * t + 1), pair = of(2 * t) + second;
+            float later = pair;
+#pragma unroll
+            for (int offset = 1; offset < warp_size; offset *= 2) {
+                const float behind = __shfl_down_sync(all_lanes, later, offset);
+                if (t + offset < warp_size) later += behind;
             }
+            const float behind = __shfl_down_sync(all_lanes, later, 1);
+            shared.dots[0][2 * t] = later + of_last;
+            shared.dots[0][2 * t + 1] = (t + 1 < warp_size ? second + behind : second) + of_last;
+        }
+        __syncthreads();
+        float a_log = 0.0f, bias = 0.0f;
+        if (t < z.n) {
+            const float later = shared.dots[0][t], step = load(r.p, z.decay(t)) + load(r.dt_bias, z.weight()),
+                        da = -later * expf(load(r.a_log, z.weight())) / (1.0f + expf(-step));
+            store(dp, z.beta(t), (shared.steps[0][t] + shared.steps[1][t]) * (1.0f - g.beta[t]));
+            store(dp, z.decay(t), da);
+            a_log = later * g.g[t];
+            bias = da;
         }
         a_log = block_sum(a_log);
         bias = block_sum(bias);

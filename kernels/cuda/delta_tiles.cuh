@@ -79,7 +79,7 @@ struct Place {
 };
 
 // The gates of a chunk's positions, in shared memory: see kernels/cpu/delta_rule.cpp.
-struct Gates {
+struct alignas(16) Gates {
     float beta[rows], g[rows], sum[rows], e[rows], f[rows];
     int first[rows]; // in the chunk, from where on a position's document lies
     float carried;
@@ -91,42 +91,50 @@ struct Gate {
     long long start;
 };
 
-// Called by all threads of a block; one warp fills in what read(i) finds of n positions, and all see it.
+// Called by a warp, which fills in what read(i) finds of n positions.
+template <class Read>
+__device__ void fill_gates_by_warp(int n, Gates& out, Read read) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+    float total = 0.0f;
+    for (int i = lane; i < rows; i += warp_size) {
+        const bool in = i < n;
+        const Gate gate = in ? read(i) : Gate{0.0f, 0.0f, 0};
+        float sum = gate.g;
+        for (int offset = 1; offset < warp_size; offset *= 2) {
+            const float left = __shfl_up_sync(all_lanes, sum, offset);
+            if (lane >= offset) sum += left;
+        }
+        out.beta[i] = gate.beta;
+        out.g[i] = gate.g;
+        out.sum[i] = total + sum;
+        total += __shfl_sync(all_lanes, sum, warp_size - 1);
+        out.first[i] = gate.start > 0 ? static_cast<int>(gate.start) : 0;
+        out.e[i] = in && gate.start < 0 ? expf(out.sum[i]) : 0.0f;
+    }
+    __syncwarp();
+    for (int i = lane; i < rows; i += warp_size)
+        out.f[i] = i < n && i >= out.first[n - 1] ? expf(out.sum[n - 1] - out.sum[i]) : 0.0f;
+    if (lane == 0) out.carried = out.e[n - 1];
+}
+
+// Called by all threads of a block; one warp fills in, and all see it.
 template <class Read>
 __device__ void fill_gates(int n, Gates& out, Read read) {
-    const int lane = static_cast<int>(threadIdx.x);
-    if (lane < warp_size) {
-        float total = 0.0f;
-        for (int i = lane; i < rows; i += warp_size) {
-            const bool in = i < n;
-            const Gate gate = in ? read(i) : Gate{0.0f, 0.0f, 0};
-            float sum = gate.g;
-            for (int offset = 1; offset < warp_size; offset *= 2) {
-                const float left = __shfl_up_sync(all_lanes, sum, offset);
-                if (lane >= offset) sum += left;
-            }
-            out.beta[i] = gate.beta;
-            out.g[i] = gate.g;
-            out.sum[i] = total + sum;
-            total += __shfl_sync(all_lanes, sum, warp_size - 1);
-            out.first[i] = gate.start > 0 ? static_cast<int>(gate.start) : 0;
-            out.e[i] = in && gate.start < 0 ? expf(out.sum[i]) : 0.0f;
-        }
-        __syncwarp();
-        for (int i = lane; i < rows; i += warp_size)
-            out.f[i] = i < n && i >= out.first[n - 1] ? expf(out.sum[n - 1] - out.sum[i]) : 0.0f;
-        if (lane == 0) out.carried = out.e[n - 1];
-    }
+    if (threadIdx.x < warp_size) fill_gates_by_warp(n, out, read);
     __syncthreads();
 }
 
-__device__ inline void read_gates(const Place& z, Gates& out) {
+__device__ inline void read_gates_by_warp(const Place& z, Gates& out) {
     const float rate = expf(load(z.r.a_log, z.weight())), bias = load(z.r.dt_bias, z.weight());
-    fill_gates(z.n, out, [&](int i) {
+    fill_gates_by_warp(z.n, out, [&](int i) {
         const float step = load(z.r.p, z.decay(i)) + bias;
         return Gate{1.0f / (1.0f + expf(-load(z.r.p, z.beta(i)))), -rate * (step > 20.0f ? step : log1pf(expf(step))),
                     z.start(i) - z.at};
     });
+}
+__device__ inline void read_gates(const Place& z, Gates& out) {
+    if (threadIdx.x < warp_size) read_gates_by_warp(z, out);
+    __syncthreads();
 }
 
 // D_ij of the formulas.

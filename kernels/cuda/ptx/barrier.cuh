@@ -33,6 +33,10 @@ __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
 __device__ inline void arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// One arrival as soon as the thread's copies (cp.async) so far are there; the barrier expects it.
+__device__ inline void arrive_behind_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // One arrival at the barrier of any CTA of the cluster.
 __device__ inline void arrive_remote(unsigned cluster_barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");

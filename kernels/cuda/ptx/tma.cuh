@@ -81,6 +81,10 @@ __device__ inline void load_bytes(unsigned shared, const void* from, unsigned by
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
 }
+// The same to the second-level cache only.
+__device__ inline void prefetch_bytes(const void* from, unsigned bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 __device__ inline void store_bytes(void* to, unsigned shared, unsigned bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared), "r"(bytes)
                  : "memory");
