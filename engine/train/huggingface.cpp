@@ -113,8 +113,11 @@ std::vector<Source> named_sources(const model::Model& model, const std::string& 
     }
     const std::string prefix = part ? families::checkpoint_name(model, part->prefix) : "";
     if (const families::ExpertLayout layout = families::expert_layout(model);
-        part && layout != families::ExpertLayout::each)
-        return {joined_expert(layout, prefix, *part, shape, experts)};
+        part && layout != families::ExpertLayout::each) {
+        list.push_back(joined_expert(layout, prefix, *part, shape, experts));
+        if (layout == families::ExpertLayout::fused) list.push_back(plain(named, own, 0)); // as classes save Qwen3.5
+        return list;
+    }
     // ERNIE-4.5 keeps the selection bias as a row.
     if (named.ends_with("moe_statics.e_score_correction_bias")) own = {1, shape.rows};
     list.push_back(plain(named, own, 0));
@@ -137,6 +140,10 @@ std::vector<Source> named_sources(const model::Model& model, const std::string& 
             list.push_back(plain(at + "up_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
         if (down) list.push_back(plain(at + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
     }
+    // Qwen3-VL's published files have them transposed; where widths are alike nothing would tell.
+    const std::int64_t wide = down ? shape.rows : shape.cols, ffn = down ? shape.cols : shape.rows;
+    if (!model.left_out.empty() && (gate || up || down) && wide != ffn && wide != 2 * ffn)
+        list.push_back(joined_expert(families::ExpertLayout::transposed, prefix, *part, shape, experts));
     return list;
 }
 
@@ -144,6 +151,12 @@ std::vector<Source> named_sources(const model::Model& model, const std::string& 
 std::vector<Source> sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
                             std::int64_t experts) {
     std::vector<Source> list = named_sources(model, name, shape, experts);
+    for (std::size_t i = 0, own = model.left_out.empty() ? 0 : list.size(); i < own; ++i) {
+        for (const std::string& other : families::names_beside_towers(list[i].name)) {
+            list.push_back(list[i]);
+            list.back().name = other;
+        }
+    }
     if (!model.hybrid) return list;
     // Nemotron-H's names in classes of transformers 5.
     for (std::size_t i = 0, own = list.size(); i < own; ++i) {
@@ -223,7 +236,12 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
                                                 tensor->shape == source.shape);
         const bool grows = has_token_rows(parameter) && tensor->shape.size() == 2 && tensor->shape[0] > 0 &&
                            tensor->shape[0] < shape.rows && tensor->shape[1] == shape.cols;
-        if (tensor->shape != source.shape && !column && !grows)
+        const bool fits = tensor->shape == source.shape || column || grows;
+        const auto takes = [&](const Source& other) {
+            return other.name == source.name && other.shape == tensor->shape;
+        };
+        if (!fits && std::any_of(list.begin(), list.end(), takes)) continue;
+        if (!fits)
             refuse("{}: {} has shape [{}], the plan's model needs [{}]", weights.folder(), shown(source.name),
                    fmt::join(tensor->shape, ", "), fmt::join(source.shape, ", "));
         if (tensor->dtype != "F32" && tensor->dtype != "BF16" && tensor->dtype != "F16")

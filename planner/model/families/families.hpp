@@ -13,6 +13,7 @@ void read_qwen2(const JsonObject& json, model::Model& model);
 void read_qwen3(const JsonObject& json, model::Model& model);
 void read_qwen2_moe(const JsonObject& json, model::Model& model);
 void read_qwen3_moe(const JsonObject& json, model::Model& model);
+void read_qwen3_vl_moe(const JsonObject& json, model::Model& model);
 void read_qwen3_5(const JsonObject& json, model::Model& model);
 void read_qwen3_next(const JsonObject& json, model::Model& model);
 

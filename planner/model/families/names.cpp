@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 namespace moe::families {
 namespace {
@@ -198,22 +199,34 @@ JoinedRows joined_mamba(const model::Model& model, const model::Attention& a, co
     return {};
 }
 
+// Beside towers the language model has a name of its own; MiMo-V2's and Step-3.5's lie at the top.
+std::string name_beside_towers(std::string_view family, std::string name) {
+    if (family == "MiMoV2ForCausalLM" || family == "Step3p5ForCausalLM") return name;
+    if (family == "Llama4ForCausalLM" || family == "DeepseekV3ForCausalLM") return "language_model." + name; // Kimi-VL
+    return name.starts_with("model.") ? replaced(std::move(name), "model.", "model.language_model.") : name;
+}
+
 } // namespace
+
+std::vector<std::string> names_beside_towers(const std::string& name) {
+    std::string bare = name;
+    for (const auto& [from, to] : {std::pair{"model.language_model.", "model."}, std::pair{"language_model.", ""}})
+        if (bare.starts_with(from)) bare = replaced(std::move(bare), from, to);
+    std::vector<std::string> names{bare, "language_model." + bare, "thinker." + bare};
+    if (bare.starts_with("model.")) names.push_back(replaced(bare, "model.", "model.language_model."));
+    return names;
+}
 
 std::string checkpoint_name(const model::Model& model, const std::string& name) {
     std::string text = name;
     const std::string_view family = names_of(model.architecture);
     if (has_delta_layers(family)) text = qwen_mtp_name(model, text);
     if (family == "NemotronHForCausalLM") return nemotron_h_name(model, text);
-    // Beside towers the language model has a name of its own.
-    const bool inside = family == "Qwen3_5ForCausalLM" || family == "Gemma4ForCausalLM";
-    if (inside && !model.left_out.empty() && text.starts_with("model."))
-        text = replaced(std::move(text), "model.", "model.language_model.");
     for (const Rename& rename : renames)
         if (rename.architecture == family) text = replaced(std::move(text), rename.from, rename.to);
     if (model.architecture == "GraniteMoeSWAForCausalLM")
         text = replaced(std::move(text), ".router.layer.", ".router.");
-    return text;
+    return model.left_out.empty() ? text : name_beside_towers(family, std::move(text));
 }
 
 JoinedRows joined_rows(const model::Model& model, const std::string& name) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace moe::families {
 
@@ -12,6 +13,10 @@ namespace moe::families {
 // itself where the family has none of its own. Sources: the published files' indices and the conversions of
 // transformers 5.24 (conversion_mapping.py).
 std::string checkpoint_name(const model::Model& model, const std::string& name);
+
+// What a checkpoint of a model beside towers (of vision, of audio) may call the parameter of that name, by the habits
+// of transformers' classes and of the files before them.
+std::vector<std::string> names_beside_towers(const std::string& name);
 
 // The matrix that holds a projection beside others, queries, keys and values or a shared expert's gate and up, in this
 // order: its rows, and those before this projection. Empty name: the projection is a matrix of its own. Where heads

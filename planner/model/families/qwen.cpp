@@ -104,16 +104,28 @@ void read_qwen2_moe(const JsonObject& json, model::Model& model) {
     repeat_last_as_mtp(json, model);
 }
 
+namespace {
+
 // A window is every layer's.
-void read_qwen3_moe(const JsonObject& json, model::Model& model) {
+void read_third_moe(const JsonObject& json, model::Model& model, bool normalize) {
     read_common(json, model, 1e-6, 10000.0);
     model::Attention attention = read_gqa(json, model);
     attention.qk_norm = true;
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    std::vector<model::LayerKind> kinds = qwen_layers(json, attention, read_qwen_experts(json, false, false));
+    std::vector<model::LayerKind> kinds = qwen_layers(json, attention, read_qwen_experts(json, false, normalize));
     set_windows(kinds, std::vector<bool>(kinds.size(), true), qwen_window(json));
     for (const model::LayerKind& kind : kinds) add_layer(model, kind);
     repeat_last_as_mtp(json, model);
+}
+
+} // namespace
+
+void read_qwen3_moe(const JsonObject& json, model::Model& model) { read_third_moe(json, model, false); }
+
+// Qwen3-VL's class divides by the sum whatever a file says, and Qwen3-Omni's where it is silent.
+void read_qwen3_vl_moe(const JsonObject& json, model::Model& model) {
+    if (!says(json, "norm_topk_prob", true)) json.refuse_value("norm_topk_prob", "only true is known beside towers");
+    read_third_moe(json, model, true);
 }
 
 namespace {

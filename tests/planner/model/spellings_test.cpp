@@ -52,6 +52,9 @@ TEST_CASE("spellings: what stands at the top of a nested config counts") {
     CHECK(count(qwen_vl("", R"(, "tie_word_embeddings": true)")) == separate - table);
     CHECK(read(qwen_vl(R"(, "num_nextn_predict_layers": 1)", "")).mtp.size() == 1);
     CHECK(read(qwen_vl(R"(, "vision_config": {"hidden_size": 9})", "")).hidden == 2048);
+    // Its class divides the chosen weights by their sum, which Qwen3-MoE's does only where a file says so.
+    CHECK(read(qwen_vl("", "")).kinds.front().moe->router.normalize);
+    CHECK(holds(fault(qwen_vl("", R"(, "norm_topk_prob": false)")), "norm_topk_prob = false"));
 }
 
 TEST_CASE("spellings: sizes that are missing are never another number") {

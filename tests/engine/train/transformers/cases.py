@@ -48,6 +48,8 @@ GEMMA = dict(num_key_value_heads=4, head_dim=16, global_head_dim=24, num_global_
              hidden_size_per_layer_input=0, sliding_window=12, final_logit_softcapping=2.0,
              layer_types=["sliding_attention", "sliding_attention", "full_attention"])
 
+VISION = dict(hidden_size=32, depth=1, num_heads=2, intermediate_size=32, out_hidden_size=64)
+
 SPLIT = ["gpus=8", "tp=2", "ep=4", "mbs=2"]
 STAGES = ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]
 DENSE_SPLIT = ["gpus=4", "tp=2", "mbs=1"]
@@ -198,6 +200,16 @@ CASES = {
                              "sliding_attention": {"rope_type": "default", "rope_theta": 500.0,
                                                    "partial_rotary_factor": 1.0}}),
         vision_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)), SPLIT),
+    "glm4v-moe": ("Glm4vMoeForConditionalGeneration", dict(
+        text_config=dict(COMMON, num_key_value_heads=4, head_dim=16, n_routed_experts=8, num_experts_per_tok=3,
+                         moe_intermediate_size=32, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True,
+                         routed_scaling_factor=1.7, n_group=1, topk_group=1, rope_parameters={
+                             "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+                             "mrope_section": [1, 1, 2]}),
+        vision_config=dict(VISION, hidden_size=64)), SPLIT),
+    "qwen3-vl-moe": ("Qwen3VLMoeForConditionalGeneration", dict(
+        text_config=dict(COMMON, **EXPERTS, num_key_value_heads=4, head_dim=16, rope_parameters={
+            "rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]}), vision_config=VISION), SPLIT),
     "phi-moe": ("PhimoeForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, num_local_experts=8,
                                           num_experts_per_tok=2, router_jitter_noise=0.4, attention_bias=True,
                                           lm_head_bias=True), SPLIT),

@@ -144,6 +144,8 @@ NAMES = {
                                 ("self_attn.query_layernorm", "self_attn.q_norm"),
                                 ("self_attn.key_layernorm", "self_attn.k_norm")],
     "PhimoeForCausalLM": [("mlp.router", "mlp.gate")],
+    "Glm4vMoeForConditionalGeneration": [("model.language_model.", "model.")],
+    "Qwen3VLMoeForConditionalGeneration": [("model.language_model.", "model.")],
     "Step3p7ForConditionalGeneration": [("model.language_model.", "model.")],
     "NemotronHForCausalLM": [("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm")],
     "Llama4ForCausalLM": [("feed_forward.router", "mlp.gate"), ("feed_forward.shared_expert.", "mlp.shared_experts."),
@@ -265,7 +267,7 @@ def reference(model, ids):
     (loss + 0.1 * ahead + indexers.sum()).backward()
     gradients = {}
     for name, parameter in model.named_parameters():
-        if "vision" in name or "projector" in name:
+        if "vision" in name or "visual" in name or "projector" in name:
             continue
         grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         for ours, part in parts_of(model, name, grad):
@@ -302,7 +304,7 @@ def run_step(hf_step, folder, prefix, out, fields):
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(fields) or 'one rank'}: {done.stderr.strip()}")
     message = done.stderr.strip()
-    if message and "are not used: vision_model." not in message:  # towers beside the language model
+    if message and not re.search("are not used: (vision_model|model.visual)[.]", message):  # beside the language model
         raise RuntimeError(f"unexpected message: {message}")
     result = {plain_name(name): tensor for name, tensor in load_file(out).items()}
     return result.pop("loss").item(), result.pop("evaluated").item(), result.pop("greedy").long(), result
