@@ -6,15 +6,19 @@
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/scratch.hpp"
+#include "kernels/cuda/short_conv.cuh"
 #include "kernels/cuda/vector.cuh"
+
+#include <algorithm>
 
 namespace moe::cuda {
 namespace gated {
 namespace {
 
+constexpr int rounds = 4;                 // of the blocks of the gradient
 constexpr int threads = 256, single = 32; // single: columns of a thread that takes them one by one
 
-__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+using conv::sigmoid;
 
 // The shape as kernels read it; strides of rows in elements. A group is `columns` of a row that are divided together by
 // their root mean square. Groups that share their weights follow each other; gridDim.y counts those that do not.
@@ -72,7 +76,6 @@ struct Held {
 // All threads come; `in`: there is such an item.
 template <class T>
 __device__ void read_group(const T& t, const Groups& s, Src o, Src p, std::int64_t item, bool in, Held<T>& held) {
-    float squares = 0.0f;
     const std::int64_t row = s.row(item), first = s.first(item);
 #pragma unroll
     for (int k = 0; k < T::held; ++k) {
@@ -81,6 +84,10 @@ __device__ void read_group(const T& t, const Groups& s, Src o, Src p, std::int64
         held.x[k] = mine ? T::A::take(o, row * s.values + first + c) : typename T::A::Held{};
         held.z[k] = mine ? T::A::take(p, row * s.projected + s.gate + first + c) : typename T::A::Held{};
     }
+}
+template <class T>
+__device__ void norm_group(const Groups& s, Held<T>& held) {
+    float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < T::held; ++k) {
 #pragma unroll
@@ -113,6 +120,7 @@ __global__ void __launch_bounds__(T::threads) forward_kernel(Groups s, Src o, Sr
         const bool in = item < s.items;
         Held<T> held;
         read_group(t, s, o, p, item, in, held);
+        norm_group(s, held);
 #pragma unroll
         for (int k = 0; k < T::held; ++k) {
             if (!in || t.column(k) >= s.columns) continue;
@@ -127,24 +135,82 @@ __global__ void __launch_bounds__(T::threads) forward_kernel(Groups s, Src o, Sr
     }
 }
 
+// A thread's packs of dy, o and z on their way through shared memory: those of the next item, while one is taken. A
+// thread takes what it has fetched itself. Elements of a type known at run time are loaded as they are taken.
+template <class T>
+struct Ahead {
+    using Pack = typename T::A::Held;
+    static constexpr bool staged = T::W > 1;
+    static constexpr int bytes = staged ? 2 * 3 * T::held * T::threads * static_cast<int>(sizeof(Pack)) : 0;
+
+    const T& t;
+    const Groups& s;
+    Src from[3]; // dy, o, p
+    unsigned char* own;
+    int stage = 0; // that the next fetch fills
+
+    __device__ Ahead(const T& team, const Groups& groups, Src dy, Src o, Src p, unsigned char* memory)
+        : t(team), s(groups), from{dy, o, p}, own(memory + threadIdx.x * sizeof(Pack)) {}
+    __device__ std::int64_t at(int which, std::int64_t item, int k) const {
+        const std::int64_t row = s.row(item), column = s.first(item) + t.column(k);
+        return which < 2 ? row * s.values + column : row * s.projected + s.gate + column;
+    }
+    __device__ Pack* place(int of_stage, int which, int k) const {
+        return reinterpret_cast<Pack*>(own + ((of_stage * 3 + which) * T::held + k) * T::threads * sizeof(Pack));
+    }
+    __device__ void fetch(std::int64_t item) {
+        if constexpr (staged) {
+            using Storage = typename T::A::Storage;
+#pragma unroll
+            for (int which = 0; which < 3; ++which)
+#pragma unroll
+                for (int k = 0; k < T::held; ++k)
+                    if (item < s.items && t.column(k) < s.columns)
+                        copy_async(place(stage, which, k),
+                                   static_cast<const Storage*>(from[which].data) + at(which, item, k));
+            end_group();
+            stage ^= 1;
+        }
+    }
+    // Of the item fetched before the last.
+    __device__ void take(int which, std::int64_t item, bool in, Pack (&out)[T::held]) const {
+#pragma unroll
+        for (int k = 0; k < T::held; ++k) {
+            out[k] = Pack{};
+            if (!in || t.column(k) >= s.columns) continue;
+            if constexpr (staged) {
+                const uint4 four = *reinterpret_cast<const uint4*>(place(stage, which, k));
+                out[k] = {{four.x, four.y, four.z, four.w}};
+            } else {
+                out[k] = T::A::take(from[which], at(which, item, k));
+            }
+        }
+    }
+};
+
 // partial[block][column of the weights]: the sum of a block's items for dw.
 template <class T>
-__global__ void __launch_bounds__(T::threads)
+__global__ void __launch_bounds__(T::threads, T::held <= 2 ? 2 : 1)
     grad_kernel(Groups s, Src dy, Src o, Src p, Src w, Dst dout, Dst dp, float* partial) {
+    extern __shared__ __align__(16) unsigned char memory[];
     const T t;
     float weight[T::held][T::W] = {}, sum[T::held][T::W] = {};
+    const std::int64_t step = std::int64_t{gridDim.x} * T::per_block;
+    Ahead<T> rows(t, s, dy, o, p, memory);
+    rows.fetch(std::int64_t{blockIdx.x} * T::per_block + t.number);
     read_weights(t, s, w, weight);
-    for (std::int64_t from = std::int64_t{blockIdx.x} * T::per_block; from < s.items;
-         from += std::int64_t{gridDim.x} * T::per_block) {
+    for (std::int64_t from = std::int64_t{blockIdx.x} * T::per_block; from < s.items; from += step) {
         const std::int64_t item = from + t.number, at = s.row(item) * s.values + s.first(item),
                            gate = s.row(item) * s.projected + s.gate + s.first(item);
         const bool in = item < s.items;
-        typename T::A::Held g[T::held];
-#pragma unroll
-        for (int k = 0; k < T::held; ++k)
-            g[k] = in && t.column(k) < s.columns ? T::A::take(dy, at + t.column(k)) : typename T::A::Held{};
+        rows.fetch(item + step);
+        wait_for_groups<1>();
         Held<T> held;
-        read_group(t, s, o, p, item, in, held);
+        typename T::A::Held g[T::held];
+        rows.take(1, item, in, held.x);
+        rows.take(2, item, in, held.z);
+        norm_group(s, held);
+        rows.take(0, item, in, g);
         float along = 0.0f, open[T::held][T::W];
 #pragma unroll
         for (int k = 0; k < T::held; ++k) {
@@ -176,6 +242,7 @@ __global__ void __launch_bounds__(T::threads)
             T::A::put(dp, gate + t.column(k), to_z);
         }
     }
+    let_next_come();
     const std::int64_t width = std::int64_t{s.weights} * s.columns;
     float* const out = partial + blockIdx.x * width + std::int64_t{blockIdx.y} * s.columns;
     if constexpr (T::per_block == 1) {
@@ -259,15 +326,18 @@ void gated_norm(const StateShape& shape, Src o, Src p, Src w, Dst y, void* strea
 void gated_norm_grad(const StateShape& shape, Src dy, Src o, Src p, Src w, Dst dout, Dst dp, float* dw, void* stream) {
     if (shape.rows <= 0) return;
     const gated::Groups s(shape);
-    const std::int64_t width = std::int64_t{s.weights} * s.columns, fit = scratch_floats / width,
-                       usual = ceil_div<std::int64_t>(8 * multiprocessors(), s.weights);
+    const std::int64_t width = std::int64_t{s.weights} * s.columns, fit = scratch_floats / width;
     require(fit >= 1, "columns of a gated norm", width, scratch_floats);
     float* const partial = scratch_of(stream_of(stream));
     gated::with_team(s, {dy, o, p, Src{dout.data, dout.type}, Src{dp.data, dp.type}}, w, [&](auto team) {
         using T = decltype(team);
-        const unsigned blocks = blocks_for(s.items, T::per_block, fit < usual ? fit : usual);
+        constexpr auto kernel = gated::grad_kernel<T>;
+        constexpr int bytes = gated::Ahead<T>::bytes;
+        // Rounds of all blocks that the device holds: blocks that get less of the memory's rate take fewer of them.
+        const std::int64_t most = gated::rounds * resident_blocks<kernel>(T::threads, INT32_MAX, 1, bytes) / s.weights;
+        const unsigned blocks = blocks_for(s.items, T::per_block, std::clamp<std::int64_t>(most, 1, fit));
         const dim3 grid(blocks, static_cast<unsigned>(s.weights));
-        gated::grad_kernel<T><<<grid, T::threads, 0, stream_of(stream)>>>(s, dy, o, p, w, dout, dp, partial);
+        kernel<<<grid, T::threads, bytes, stream_of(stream)>>>(s, dy, o, p, w, dout, dp, partial);
         CUDA_CHECK(cudaGetLastError());
         launch_sum_columns(PartialTerm{partial, width}, dw + s.weight, blocks, width, stream);
     });
