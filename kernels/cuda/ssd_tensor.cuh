@@ -18,6 +18,7 @@ namespace moe::cuda::ssd {
 using Element = __nv_bfloat16;
 inline constexpr int span = 128, warps = threads / warp_size, most_heads = 16; // heads of a block
 inline constexpr int pack = 16 / sizeof(Element);
+inline constexpr int widest_of_long_states = 64; // columns of states of more than `span` rows, for their gradients
 static_assert(warps * 16 == span);
 
 // Rows of `columns` elements in shared memory. The eight rows of a matrix of ldmatrix lie in different banks: packs of
@@ -43,14 +44,25 @@ struct Tile {
         return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
     }
     // Row i < n of so many is x + i step, its first `width` columns; the others are zeros. Under way when this returns.
-    __device__ static void load(unsigned tile, int rows, const Element* x, std::int64_t step, int n, int width) {
-        for (int item = static_cast<int>(threadIdx.x); item < rows * packs; item += threads) {
-            const int i = item / packs, j = item % packs;
-            const bool there = i < n && j * pack < width;
-            const int bytes = there ? 16 : 0; // of zeros the rest
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(tile, i, j)),
-                         "l"(there ? x + i * step + j * pack : x), "r"(bytes)
-                         : "memory");
+    template <int by = threads> // of a block
+    __device__ static void load(unsigned tile, int rows, const Element* x, int step, int n, int width) {
+        const int t = static_cast<int>(threadIdx.x);
+        if constexpr (by % (packs * 8) == 0) { // a thread keeps its pack of the rows, and what changes their places
+            constexpr int down = by / packs;
+            const int row = t / packs, j = t % packs;
+            const bool within = j * pack < width;
+            const Element* from = x + std::int64_t{row} * step + j * pack;
+            const unsigned to = at(tile, row, j);
+#pragma unroll
+            for (int i = 0; i < rows; i += down) {
+                bring(to + static_cast<unsigned>(i * stride * 2), from, x, within && row + i < n);
+                from += std::int64_t{down} * step;
+            }
+        } else {
+            for (int item = t; item < rows * packs; item += by) {
+                const int i = item / packs, j = item % packs;
+                bring(at(tile, i, j), x + std::int64_t{i} * step + j * pack, x, i < n && j * pack < width);
+            }
         }
     }
     // Operands of a warp's product: the left one 16 rows from `row` on, the right one 16 columns as two of eight, of 16
@@ -70,6 +82,12 @@ struct Tile {
     }
 
 private:
+    // 16 bytes, of zeros if there are none; then from `any`, which is not read.
+    __device__ static void bring(unsigned to, const Element* from, const Element* any, bool there) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(there ? from : any),
+                     "r"(there ? 16 : 0)
+                     : "memory");
+    }
     __device__ static int lane() { return static_cast<int>(threadIdx.x) % warp_size; }
 };
 
@@ -89,6 +107,11 @@ __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(all_lanes, x, 1);
     return x + __shfl_xor_sync(all_lanes, x, 2);
 }
+// A left operand whose rows are multiplied by two numbers of a thread.
+__device__ inline void scale_rows(const unsigned (&a)[4], const float (&by)[2], unsigned (&out)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = both(low_of(a[i]) * by[i % 2], high_of(a[i]) * by[i % 2]);
+}
 // c[16, 16] += a b, of two pieces of eight columns.
 __device__ inline void multiply(float (&c0)[4], float (&c1)[4], const unsigned (&a)[4], const unsigned (&b)[4]) {
     ptx::multiply_16x8(c0, a, b[0], b[1]);
@@ -104,9 +127,10 @@ struct TensorScan : Scan {
     const Element *rows_of_c, *rows_of_do;
     std::int64_t all_heads; // of all sequences
     int parts, each;        // blocks that share a group's heads, heads of each
+    int halves;             // blocks of gradients that share the columns of queries and keys, `span` of each
 
-    // Vectors of a chunk's positions, and their places.
-    enum Vector : std::uint8_t { of_scores, of_states, of_steps, vectors_count };
+    // Vectors of a chunk's positions, and their places; of_states: the first of `halves`.
+    enum Vector : std::uint8_t { of_scores, of_steps, of_states };
 
     __host__ TensorScan(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, Src skip_, Src dout,
                         float* work, bool grad)
@@ -114,13 +138,14 @@ struct TensorScan : Scan {
           rows_of_c(static_cast<const Element*>(c_.data)),
           rows_of_do(static_cast<const Element*>(dout.data)),
           all_heads(s.batch * s.value_heads),
-          parts(1) {
+          parts(1),
+          halves(ceil_div(s.key_dim, span)) {
         const std::int64_t all_left = (grad ? 2 : 1) * all_heads * (chunks - 1) * size;
         left = work;
         passed = reinterpret_cast<Element*>(left + all_left);
         numbers = left + all_left + all_left / 2;
         vectors = numbers + 4 * all_heads * chunks;
-        ends = vectors + all_heads * chunks * span * vectors_count;
+        ends = vectors + all_heads * chunks * span * (of_states + halves);
         partials = left; // what chunks leave has been passed on by then
         const std::int64_t blocks = chunks * s.key_heads * s.batch;
         // Enough blocks for the device, as far as there is memory for their sums.
@@ -139,7 +164,7 @@ struct TensorScan : Scan {
     // Floats of `work`, and whether partial sums fit.
     __host__ bool fits(bool grad) const {
         const std::int64_t all_left = (grad ? 2 : 1) * all_heads * (chunks - 1) * size;
-        const std::int64_t behind = all_heads * chunks * (4 + (grad ? span * vectors_count + 2 : 0));
+        const std::int64_t behind = all_heads * chunks * (4 + (grad ? span * (of_states + halves) + 1 + halves : 0));
         return all_left + all_left / 2 + behind <= s.work(grad) && (!grad || partial_floats(parts) <= all_left);
     }
     __host__ dim3 grid(std::int64_t of_chunks, int roles = 1) const {
@@ -157,8 +182,12 @@ struct TensorScan : Scan {
     __device__ const Element* behind(std::int64_t head, std::int64_t chunk) const {
         return passed + state_at(1, head, chunk);
     }
-    __device__ float* vector(Vector which, std::int64_t head, std::int64_t chunk) const {
+    __device__ float* vector(int which, std::int64_t head, std::int64_t chunk) const {
         return vectors + ((which * all_heads + head) * chunks + chunk) * span;
+    }
+    // What a chunk's last sum gets from the states (of each half), then what keys leave.
+    __device__ float* last_sums(std::int64_t head, std::int64_t chunk) const {
+        return ends + (head * chunks + chunk) * (1 + halves);
     }
     __device__ int step_of_c() const { return static_cast<int>(s.batch * convolved); }
     __device__ int step_of_o() const { return static_cast<int>(s.batch * values); }
@@ -201,7 +230,7 @@ struct Steps {
             const long long start = any.start(min(t, any.n - 1));
             first[t] = start < 0 ? -1 : static_cast<int>(start);
         }
-        for (int h = t / warp_size; h < at.heads; h += warps) {
+        for (int h = t / warp_size; h < at.heads; h += static_cast<int>(blockDim.x) / warp_size) {
             const Place z(r, at.b, at.first + h, at.chunk);
             const float rate = expf(load(r.a_log, z.weight())) * log2_e, bias = load(r.dt_bias, z.weight());
             float width[each], total = 0.0f, upto[each];
@@ -234,11 +263,35 @@ struct Steps {
     }
 };
 
-// The 16 positions of a warp. Work below the diagonal goes with the position forward, or backward: the two warps of a
-// scheduler take 16 each from either end.
+// The 16 positions of a warp, and of the one `warps` behind it. Work below the diagonal goes with the position forward,
+// or backward: the two warps of a scheduler take 16 each from either end.
 __device__ inline int rows_of_warp() {
-    const int warp = static_cast<int>(threadIdx.x) / warp_size;
+    const int warp = static_cast<int>(threadIdx.x) / warp_size % warps;
     return warp < warps / 2 ? warp : warps + warps / 2 - 1 - warp;
+}
+
+// Pairs of warps share 16 positions: each makes the scores, or their gradients, of every other strip of 16 for both of
+// them, and has half of the columns of the results.
+inline constexpr int pairs = warps, all_threads = 2 * threads, strips = span / 16, wide = span / 16;
+// Left operands of products that the warps of a pair hand to each other, of all strips that a pair has.
+inline constexpr int operand_bytes = warp_size * 16, all_strips = strips * (strips + 1) / 2;
+
+__device__ inline void meet(int pair) {
+    asm volatile("bar.sync %0, %1;" ::"r"(pair + 1), "n"(2 * warp_size) : "memory");
+}
+__device__ inline void put_operand(unsigned at, const unsigned (&a)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+                 : "memory");
+}
+__device__ inline void take_operand(unsigned at, unsigned (&a)[4]) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at));
+}
+
+// Of what a thread holds of its pair's strips that at run time has this number.
+__device__ inline float of_strip(const float (&raw)[strips / 2][2][4], int strip, int part, int i) {
+    const float lower = strip % 2 == 0 ? raw[0][part][i] : raw[1][part][i],
+                upper = strip % 2 == 0 ? raw[2][part][i] : raw[3][part][i];
+    return strip < 2 ? lower : upper;
 }
 
 template <class Kernel>
