@@ -5,6 +5,7 @@
 // once, but for the taps - 1 at a segment's ends.
 #include "kernels/cuda/short_conv.cuh"
 
+#include "kernels/cuda/behind.cuh"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/vector.cuh"
@@ -19,55 +20,6 @@ constexpr int usual_taps = 4; // of every published model
 constexpr int shortest = 64;  // positions of a segment
 constexpr int share = 8;      // threads that add up an element of dw
 constexpr int together = 4;   // segments of a block of the gradient, which adds up their sums
-
-// What a thread holds of its channels: weights by how far back they reach, and as many rows as there are taps, that of
-// a position at the position's remainder. Rows before the sequence are zeros.
-template <class A, int taps>
-struct Window {
-    static constexpr int W = A::width;
-    float tap[taps][W], base[W], x[taps][W];
-
-    // Then comes the position `first`, at 0.
-    __device__ Window(const Conv& s, Src p, Src w, Src bias, std::int64_t channel, int first, int b) {
-        const std::int64_t row = s.weight_row(channel);
-#pragma unroll
-        for (int k = 0; k < W; ++k) {
-            base[k] = bias.data != nullptr ? load(bias, row + k) : 0.0f;
-#pragma unroll
-            for (int j = 0; j < taps; ++j) tap[j][k] = j < s.taps ? load(w, (row + k) * s.taps + s.taps - 1 - j) : 0.0f;
-        }
-#pragma unroll
-        for (int j = 1; j < taps; ++j) {
-            typename A::Held held{};
-            if (first >= j) held = A::take(p, (std::int64_t{first - j} * s.batch + b) * s.projected + channel);
-            put(taps - j, held);
-        }
-    }
-    __device__ void put(int place, const typename A::Held& row) {
-#pragma unroll
-        for (int k = 0; k < W; ++k) x[place][k] = row[k];
-    }
-    // Calls use(tap, place) for what the position at `place` reaches; all of it but where a document begins.
-    template <class Use>
-    static __device__ void reached(int reach, int place, Use use) {
-        if (reach >= taps) {
-#pragma unroll
-            for (int j = 0; j < taps; ++j) use(j, (place - j + taps) % taps);
-        } else {
-#pragma unroll
-            for (int j = 0; j < taps; ++j)
-                if (j < reach) use(j, (place - j + taps) % taps);
-        }
-    }
-    __device__ void sums(int reach, int place, float (&sum)[W]) const {
-#pragma unroll
-        for (int k = 0; k < W; ++k) sum[k] = base[k];
-        reached(reach, place, [&](int j, int from) {
-#pragma unroll
-            for (int k = 0; k < W; ++k) sum[k] += tap[j][k] * x[from][k];
-        });
-    }
-};
 
 // A thread's columns of rows, position after position: where the next are fetched from.
 template <class A, int taps>
@@ -127,6 +79,64 @@ __global__ void __launch_bounds__(threads) forward_kernel(Conv s, Src p, Src w, 
     });
 }
 
+// A thread's columns of p and dc on their way through shared memory, position after position: `stages` groups of as
+// many as there are taps. A thread reads what it has fetched itself, so no barrier stands between.
+template <class A, int taps>
+struct Stages {
+    using Held = typename A::Held;
+    static constexpr int stages = taps <= usual_taps ? 3 : 2, bytes = 2 * stages * taps * threads * sizeof(Held);
+
+    unsigned char* own;
+    Src from[2];
+    std::int64_t at[2], step[2];
+    int stage = 0; // that the next fetch fills
+
+    __device__ Stages(unsigned char* memory, const Conv& s, Src p, Src dc, std::int64_t channel, int first, int b)
+        : own(memory + threadIdx.x * sizeof(Held)), from{p, dc}, step{s.batch * s.projected, s.batch * s.columns} {
+        const std::int64_t row = std::int64_t{first} * s.batch + b;
+        at[0] = row * s.projected + channel, at[1] = row * s.columns + channel;
+    }
+    __device__ Held* place(int which, int of_stage, int i) const {
+        return reinterpret_cast<Held*>(own + ((of_stage * 2 + which) * taps + i) * threads * sizeof(Held));
+    }
+    // The next group; `left`: how many positions there are.
+    __device__ void fetch(int left) {
+#pragma unroll
+        for (int i = 0; i < taps; ++i)
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+                if (i < left) bring(place(which, stage, i), from[which], at[which]);
+                at[which] += step[which];
+            }
+        end_group();
+        stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+    // Before the fetch of a group: the stage of the first that has not been read, which is there.
+    __device__ int wait() const {
+        wait_for_groups<stages - 2>();
+        return stage + 1 == stages ? 0 : stage + 1;
+    }
+    __device__ Held held(int which, int of_stage, int i) const {
+        if constexpr (A::width == 1) {
+            return *place(which, of_stage, i);
+        } else {
+            const uint2 two = *reinterpret_cast<const uint2*>(place(which, of_stage, i));
+            return {{two.x, two.y}};
+        }
+    }
+
+private:
+    static __device__ void bring(Held* to, Src x, std::int64_t i) {
+        if constexpr (A::width == 1)
+            *to = A::take(x, i);
+        else
+            asm volatile(
+                "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                "l"(static_cast<const typename A::Storage*>(x.data) + i)
+                : "memory");
+    }
+};
+
 // What a thread of the gradient adds up: of its channels the sums for dw and dbias, and dp of as many positions as
 // there are taps, each at its remainder.
 template <class A, int taps>
@@ -144,18 +154,22 @@ __device__ void take_position(const Window<A, taps>& window, int reach, int plac
     window.sums(reach, place, grad);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-        const float open = sigmoid(grad[k]);
-        grad[k] = dc[k] * open * (1.0f + grad[k] * (1.0f - open));
+        const float open = sigmoid(grad[k]), passed = dc[k] * open;
+        grad[k] = passed + passed * (grad[k] - grad[k] * open);
         if (own) to.bias[k] += grad[k];
     }
     Window<A, taps>::reached(reach, place, [&](int j, int from) {
 #pragma unroll
         for (int k = 0; k < W; ++k) {
-            to.open[from][k] += window.tap[j][k] * grad[k];
+            to.open[from][k] = window.tap[j][k] * grad[k] + (j == 0 ? 0.0f : to.open[from][k]); // its own is the first
             if (own) to.sum[j][k] += window.x[from][k] * grad[k];
         }
     });
 }
+
+template <class A, int taps>
+constexpr int grad_bytes = std::max(Stages<A, taps>::bytes, (together - 1) * (taps + 1) * A::width *
+                                                                (threads / together) * static_cast<int>(sizeof(float)));
 
 // The same positions, and taps - 1 more that these reach; a block has `together` segments side by side.
 // partial[segments, batch][channel, tap]: a channel's sum for dw, and behind the taps the one for dbias.
@@ -163,50 +177,63 @@ template <class A, int taps>
 __global__ void __launch_bounds__(threads, taps <= usual_taps ? 2 : 1)
     grad_kernel(Conv s, Src dc, Src p, Src w, Src bias, Dst dp, float* partial, int each) {
     constexpr int W = A::width, across = threads / together;
+    extern __shared__ __align__(16) unsigned char memory[];
     const int lane = static_cast<int>(threadIdx.x) % across, segment = static_cast<int>(threadIdx.x) / across;
     const std::int64_t channel = (std::int64_t{blockIdx.x} * across + lane) * W;
     const int b = static_cast<int>(blockIdx.z), first = (static_cast<int>(blockIdx.y) * together + segment) * each,
               end = min(first + each, s.seq), last = end + taps - 1;
     Grads<A, taps> to{};
     if (channel < s.columns && first < s.seq) {
-        Rows<A, taps> x(s, p, s.projected, channel, first, b), g(s, dc, s.columns, channel, first, b);
-        x.fetch(s.seq - first);
-        g.fetch(s.seq - first);
+        using S = Stages<A, taps>;
+        S rows(memory, s, p, dc, channel, first, b);
+        const int there = min(last, s.seq);
+        for (int ahead = 0; ahead + 1 < S::stages; ++ahead) rows.fetch(there - first - ahead * taps);
         Window<A, taps> window(s, p, w, bias, channel, first, b);
         const std::int64_t step = s.batch * s.projected;
         std::int64_t at = ((std::int64_t{first} - (taps - 1)) * s.batch + b) * s.projected + channel;
-        for_groups<taps>(first, end, last, [&](auto checked, int from) {
-            const Rows<A, taps> rows = x, grads = g;
-            if (from + taps < last) {
-                x.fetch(s.seq - from - taps);
-                g.fetch(s.seq - from - taps);
-            }
+        // whole: all positions are the segment's, and none reaches beyond the beginning of its document.
+        const auto take = [&](auto whole, int from) {
+            const int stage = rows.wait();
+            rows.fetch(there - from - (S::stages - 1) * taps);
 #pragma unroll
             for (int i = 0; i < taps; ++i) {
-                if (checked.value && from + i >= last) break;
-                if (!checked.value || from + i < s.seq) {
-                    const int reach = s.starts != nullptr ? s.reach(from + i, b) : taps;
-                    window.put(i, rows.held[i]);
-                    if (!checked.value || from + i < end)
-                        take_position<true>(window, reach, i, grads.held[i], to);
+                if (!whole.value && from + i >= last) break;
+                if (whole.value || from + i < s.seq) {
+                    const int reach = !whole.value && s.starts != nullptr ? s.reach(from + i, b) : taps;
+                    window.put(i, rows.held(0, stage, i));
+                    if (whole.value || from + i < end)
+                        take_position<true>(window, reach, i, rows.held(1, stage, i), to);
                     else
-                        take_position<false>(window, reach, i, grads.held[i], to);
+                        take_position<false>(window, reach, i, rows.held(1, stage, i), to);
                 }
-                float(&ready)[W] = to.open[(i + 1) % taps]; // of the position that nothing behind reaches any more
-                if (from + i - (taps - 1) >= first) A::put(dp, at, ready);
+                // Of the position that nothing behind reaches any more.
+                if (i + 1 == taps || from > first) A::put(dp, at, to.open[(i + 1) % taps]);
                 at += step;
-#pragma unroll
-                for (int k = 0; k < W; ++k) ready[k] = 0.0f;
             }
+        };
+        for_groups<taps>(first, end, last, [&](auto checked, int from) {
+            bool whole = !checked.value;
+            if (whole && s.starts != nullptr)
+                for (int i = 0; i < taps; ++i) whole = whole && s.reach(from + i, b) == taps;
+            if (whole)
+                take(std::true_type{}, from);
+            else
+                take(std::false_type{}, from);
         });
     }
-    __shared__ float others[together - 1][(taps + 1) * W][across];
+    let_next_come();
+    // Then sums of the other segments: [segment - 1][tap, channel][lane].
+    auto* const others = reinterpret_cast<float*>(memory);
+    const auto place = [&](int other, int j, int k) -> float& {
+        return others[((other * (taps + 1) + j) * W + k) * across + lane];
+    };
+    __syncthreads();
     if (segment > 0) {
 #pragma unroll
         for (int k = 0; k < W; ++k) {
-            others[segment - 1][taps * W + k][lane] = to.bias[k];
+            place(segment - 1, taps, k) = to.bias[k];
 #pragma unroll
-            for (int j = 0; j < taps; ++j) others[segment - 1][j * W + k][lane] = to.sum[j][k];
+            for (int j = 0; j < taps; ++j) place(segment - 1, j, k) = to.sum[j][k];
         }
     }
     __syncthreads();
@@ -217,9 +244,9 @@ __global__ void __launch_bounds__(threads, taps <= usual_taps ? 2 : 1)
             partial + ((std::int64_t{blockIdx.y} * s.batch + b) * s.columns + channel + k) * (s.taps + 1);
 #pragma unroll
         for (int other = 0; other < together - 1; ++other) {
-            to.bias[k] += others[other][taps * W + k][lane];
+            to.bias[k] += place(other, taps, k);
 #pragma unroll
-            for (int j = 0; j < taps; ++j) to.sum[j][k] += others[other][j * W + k][lane];
+            for (int j = 0; j < taps; ++j) to.sum[j][k] += place(other, j, k);
         }
 #pragma unroll
         for (int j = 0; j < taps; ++j)
@@ -235,6 +262,7 @@ __global__ void __launch_bounds__(threads)
                            threadIdx.x % (warp_size / share),
                        each = s.taps + 1, size = s.columns * each;
     float sum = 0.0f;
+    wait_for_last();
     if (i < size) {
 #pragma unroll 4
         for (int part = static_cast<int>(threadIdx.x % warp_size) / (warp_size / share); part < parts; part += share)
@@ -305,19 +333,27 @@ void short_conv_grad(const StateShape& shape, Src dc, Src p, Src w, Src bias, Ds
     const conv::Conv s(shape);
     const std::int64_t fit = scratch_floats / (s.columns * (s.taps + 1) * s.batch);
     require(fit >= 1, "columns of a short convolution", s.columns * s.batch, scratch_floats / (s.taps + 1));
-    const std::int64_t most = std::min<std::int64_t>(ceil_div(s.seq, conv::shortest), fit * conv::together);
-    const int each = ceil_div(s.seq, static_cast<int>(most)), used = ceil_div(s.seq, each * conv::together);
     float* const partial = scratch_of(stream_of(stream));
+    int used = 0;
     conv::with_packs(s, p, dc, [&](auto access, auto taps) {
         using A = decltype(access);
-        const dim3 grid = conv::grid_of(s, conv::threads / conv::together * A::width, used);
-        conv::grad_kernel<A, decltype(taps)::value>
-            <<<grid, conv::threads, 0, stream_of(stream)>>>(s, dc, p, w, bias, dp, partial, each);
+        constexpr auto kernel = conv::grad_kernel<A, decltype(taps)::value>;
+        constexpr int bytes = conv::grad_bytes<A, decltype(taps)::value>;
+        dim3 grid = conv::grid_of(s, conv::threads / conv::together * A::width, 1);
+        const std::int64_t most = std::min<std::int64_t>(ceil_div(s.seq, conv::shortest * conv::together), fit),
+                           others = std::int64_t{grid.x} * grid.z,
+                           resident = resident_blocks<kernel>(conv::threads, INT32_MAX, 1, bytes);
+        // All blocks work for as long: they come in whole rounds.
+        const std::int64_t rounds = others * most / resident;
+        const int parts = static_cast<int>(rounds == 0 ? most : std::max<std::int64_t>(rounds * resident / others, 1)),
+                  each = ceil_div(s.seq, parts * conv::together * taps()) * taps(); // in whole groups
+        used = ceil_div(s.seq, each * conv::together);
+        grid.y = static_cast<unsigned>(used);
+        kernel<<<grid, conv::threads, bytes, stream_of(stream)>>>(s, dc, p, w, bias, dp, partial, each);
     });
     CUDA_CHECK(cudaGetLastError());
-    conv::weight_kernel<<<blocks_for(s.columns * (s.taps + 1) * conv::share, conv::threads), conv::threads, 0,
-                          stream_of(stream)>>>(s, partial, used * s.batch, dw, dbias);
-    CUDA_CHECK(cudaGetLastError());
+    launch_behind(conv::weight_kernel, dim3(blocks_for(s.columns * (s.taps + 1) * conv::share, conv::threads)),
+                  conv::threads, stream, s, static_cast<const float*>(partial), used * s.batch, dw, dbias);
 }
 
 } // namespace

@@ -115,58 +115,63 @@ __global__ void __launch_bounds__(threads) passing_kernel(TensorScan r) {
     }
 }
 
+// Queries | operands of strips | stages of values and the state, where the keys are at first | steps.
 template <int DK, int DV>
 struct Outputs {
     using Keys = Tile<DK>;
     using Values = Tile<DV>;
     static constexpr int stage = Values::bytes(span) + Values::bytes(DK), keys = Keys::bytes(span);
-    static constexpr int stages = keys + 2 * stage <= 200 * 1024 ? 2 : 1;
-    // Queries | stages of values and the state, where the keys are at first | steps.
-    static constexpr int steps_at = keys + std::max(stages * stage, keys);
+    static constexpr int stages_at = keys + all_strips * operand_bytes,
+                         stages = stages_at + 2 * stage <= 202 * 1024 ? 2 : 1;
+    static constexpr int steps_at = stages_at + std::max(stages * stage, keys);
     static constexpr bool early = stages == 2 && stage >= keys; // the first head's operands may arrive beside the keys
     __host__ static int bytes(int heads) { return steps_at + Steps::bytes(heads); }
-    static constexpr int per_multiprocessor = DK == span && DV <= 64 ? 2 : 1;
 };
 
 template <int DK, int DV>
-__global__ void __launch_bounds__(threads, (Outputs<DK, DV>::per_multiprocessor)) outputs_kernel(TensorScan r, Dst o) {
+__global__ void __launch_bounds__(all_threads, 1) outputs_kernel(TensorScan r, Dst o) {
     using O = Outputs<DK, DV>;
     using Keys = Tile<DK>;
     using Values = Tile<DV>;
     extern __shared__ __align__(128) unsigned char memory[];
-    constexpr int across = DV / 16, strips = span / 16;
-    const int lane = static_cast<int>(threadIdx.x) % warp_size, mine = rows_of_warp();
+    constexpr int across = DV / 16, own_across = (across + 1) / 2;
+    const int t = static_cast<int>(threadIdx.x), lane = t % warp_size, mine = rows_of_warp(), side = t / threads;
     const Share own(r, blockIdx.x);
     const Place z(r, own.b, own.first, own.chunk);
-    const unsigned queries = ptx::shared_address(memory), stages = queries + O::keys;
+    const unsigned queries = ptx::shared_address(memory), stages = queries + O::stages_at;
     const unsigned keys = queries + static_cast<unsigned>(O::steps_at) - O::keys;
+    // Strip s of these positions, s <= mine.
+    const unsigned operands =
+        queries + O::keys + static_cast<unsigned>(lane * 16 + mine * (mine + 1) / 2 * operand_bytes);
     Steps steps(memory + O::steps_at, r.each);
     const auto bring = [&](int h) {
         const unsigned at = stages + static_cast<unsigned>(h % O::stages * O::stage);
-        Values::load(at, span, r.rows_of_c + z.v(0) + h * r.s.value_dim, r.step_of_c(), z.n, r.s.value_dim);
+        Values::template load<all_threads>(at, span, r.rows_of_c + z.v(0) + h * r.s.value_dim, r.step_of_c(), z.n,
+                                           r.s.value_dim);
         if (own.chunk > 0)
-            Values::load(at + Values::bytes(span), DK, r.before(own.head(r, h), own.chunk), r.s.value_dim, r.s.key_dim,
-                         r.s.value_dim);
+            Values::template load<all_threads>(at + Values::bytes(span), DK, r.before(own.head(r, h), own.chunk),
+                                               r.s.value_dim, r.s.key_dim, r.s.value_dim);
         end_group();
     };
-    Keys::load(queries, span, r.rows_of_c + z.q(0), r.step_of_c(), z.n, r.s.key_dim);
-    Keys::load(keys, span, r.rows_of_c + z.k(0), r.step_of_c(), z.n, r.s.key_dim);
+    Keys::template load<all_threads>(queries, span, r.rows_of_c + z.q(0), r.step_of_c(), z.n, r.s.key_dim);
+    Keys::template load<all_threads>(keys, span, r.rows_of_c + z.k(0), r.step_of_c(), z.n, r.s.key_dim);
     end_group();
     if (O::early) bring(0);
     steps.read(r, own);
     wait_for_groups<O::early ? 1 : 0>();
     __syncthreads();
-    float raw[strips][2][4] = {};
+    float raw[strips / 2][2][4] = {}; // q k^T
 #pragma unroll
     for (int block = 0; block < DK / 16; ++block) {
         unsigned a[4];
         Keys::left(queries, mine * 16, block, a);
 #pragma unroll
-        for (int s = 0; s < strips; ++s) {
+        for (int i = 0; i < strips / 2; ++i) {
+            const int s = side + i * 2;
             if (s > mine) continue;
             unsigned b[4];
             Keys::right(keys, s, block, b);
-            multiply(raw[s][0], raw[s][1], a, b);
+            multiply(raw[i][0], raw[i][1], a, b);
         }
     }
     __syncthreads();
@@ -183,29 +188,9 @@ __global__ void __launch_bounds__(threads, (Outputs<DK, DV>::per_multiprocessor)
         __syncthreads();
         const unsigned values = stages + static_cast<unsigned>(h % O::stages * O::stage),
                        state = values + Values::bytes(span);
-        float out[across][2][4] = {};
-        if (own.chunk > 0) {
-#pragma unroll 4
-            for (int block = 0; block < DK / 16; ++block) {
-                unsigned a[4];
-                Keys::left(queries, mine * 16, block, a);
-#pragma unroll
-                for (int c = 0; c < across; ++c) {
-                    unsigned b[4];
-                    Values::right_across(state, c, block, b);
-                    multiply(out[c][0], out[c][1], a, b);
-                }
-            }
-            const float e[2] = {steps.from_before(h, row), steps.from_before(h, row + 8)};
-#pragma unroll
-            for (int c = 0; c < across * 2; ++c)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) out[c / 2][c % 2][i] *= e[i / 2];
-        }
         const float sum[2] = {steps.sum[h * span + row], steps.sum[h * span + row + 8]};
-#pragma unroll
-        for (int s = 0; s < strips; ++s) {
-            if (s > mine) continue;
+#pragma unroll 1
+        for (int s = side; s <= mine; s += 2) {
             unsigned a[4];
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
@@ -218,15 +203,43 @@ __global__ void __launch_bounds__(threads, (Outputs<DK, DV>::per_multiprocessor)
                     const int at = j + i % 2;
                     const bool seen = at <= row + i / 2 * 8 && at >= first[i / 2];
                     const float decay = power(sum[i / 2] - (i % 2 == 0 ? sum_j.x : sum_j.y));
-                    weight[i] = seen ? raw[s][part][i] * decay * (i % 2 == 0 ? step.x : step.y) : 0.0f;
+                    weight[i] = seen ? of_strip(raw, s / 2, part, i) * decay * (i % 2 == 0 ? step.x : step.y) : 0.0f;
                 }
                 a[part * 2] = both(weight[0], weight[1]);
                 a[part * 2 + 1] = both(weight[2], weight[3]);
             }
+            put_operand(operands + static_cast<unsigned>(s * operand_bytes), a);
+        }
+        float out[own_across][2][4] = {};
+        if (own.chunk > 0) {
+#pragma unroll 4
+            for (int block = 0; block < DK / 16; ++block) {
+                unsigned a[4];
+                Keys::left(queries, mine * 16, block, a);
 #pragma unroll
-            for (int c = 0; c < across; ++c) {
+                for (int c = 0; c < own_across; ++c) {
+                    if (across % 2 != 0 && side * own_across + c >= across) continue;
+                    unsigned b[4];
+                    Values::right_across(state, side * own_across + c, block, b);
+                    multiply(out[c][0], out[c][1], a, b);
+                }
+            }
+            const float e[2] = {steps.from_before(h, row), steps.from_before(h, row + 8)};
+#pragma unroll
+            for (int c = 0; c < own_across * 2; ++c)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) out[c / 2][c % 2][i] *= e[i / 2];
+        }
+        meet(mine);
+#pragma unroll 2
+        for (int s = 0; s <= mine; ++s) {
+            unsigned a[4];
+            take_operand(operands + static_cast<unsigned>(s * operand_bytes), a);
+#pragma unroll
+            for (int c = 0; c < own_across; ++c) {
+                if (across % 2 != 0 && side * own_across + c >= across) continue;
                 unsigned b[4];
-                Values::right_across(values, c, s, b);
+                Values::right_across(values, side * own_across + c, s, b);
                 multiply(out[c][0], out[c][1], a, b);
             }
         }
@@ -238,11 +251,12 @@ __global__ void __launch_bounds__(threads, (Outputs<DK, DV>::per_multiprocessor)
             if (i >= z.n) continue;
             auto* const at = static_cast<unsigned*>(o.data) + (to.o(i) + pair) / 2;
 #pragma unroll
-            for (int c = 0; c < across * 2; ++c) {
-                if (c * 8 >= r.s.value_dim) continue;
-                const float2 v = Values::pair(values, i, c * 8 + pair);
+            for (int c = 0; c < own_across * 2; ++c) {
+                const int column = side * own_across * 16 + c * 8;
+                if (column >= r.s.value_dim) continue;
+                const float2 v = Values::pair(values, i, column + pair);
                 const float(&two)[4] = out[c / 2][c % 2];
-                at[c * 4] = both(two[half * 2] + skip * v.x, two[half * 2 + 1] + skip * v.y);
+                at[column / 2] = both(two[half * 2] + skip * v.x, two[half * 2 + 1] + skip * v.y);
             }
         }
         __syncthreads();
@@ -266,7 +280,8 @@ bool tensor_takes(const StateShape& s, bool grad, std::initializer_list<Src> ope
     const bool types =
         std::all_of(operands.begin(), operands.end(), [](const Src& x) { return x.type == Type::bf16 && aligned(x); });
     return types && whole(s.key_dim) && whole(s.value_dim) && s.value_dim <= 128 &&
-           s.key_dim <= (grad ? span : 2 * span) && s.key_dim * s.value_dim >= 512 && s.seq() > state_chunk &&
+           s.key_dim <= (grad && s.value_dim > widest_of_long_states ? span : 2 * span) &&
+           s.key_dim * s.value_dim >= 512 && s.seq() > state_chunk &&
            TensorScan(s, {}, {}, {}, {}, {}, {}, nullptr, grad).fits(grad);
 }
 
@@ -292,7 +307,7 @@ void run_tensor(const StateShape& s, Src c, Src p, Src a_log, Src dt_bias, Src s
     with_sizes(s, [&]<int DK, int DV>() {
         const int bytes = Outputs<DK, DV>::bytes(r.each);
         allow(outputs_kernel<DK, DV>, bytes);
-        outputs_kernel<DK, DV><<<r.grid(r.chunks), threads, bytes, stream>>>(r, o);
+        outputs_kernel<DK, DV><<<r.grid(r.chunks), all_threads, bytes, stream>>>(r, o);
     });
     CUDA_CHECK(cudaGetLastError());
 }

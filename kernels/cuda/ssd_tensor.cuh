@@ -13,7 +13,14 @@
 namespace moe::cuda::ssd {
 
 inline constexpr int span = 128, warps = threads / warp_size, most_heads = 16; // heads of a block
+inline constexpr int widest_of_long_states = 64; // columns of states of more than `span` rows, for their gradients
 static_assert(warps * 16 == span);
+
+// A left operand whose rows are multiplied by two numbers of a thread.
+__device__ inline void scale_rows(const unsigned (&a)[4], const float (&by)[2], unsigned (&out)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = both(low_of(a[i]) * by[i % 2], high_of(a[i]) * by[i % 2]);
+}
 
 // The operands of a call, and what `work` holds: of every chunk but one of each head what it alone leaves in the state
 // (FP32), then the state before it (BF16); for gradients the same of their gradients, and vectors of a chunk's
@@ -24,9 +31,10 @@ struct TensorScan : Scan {
     const Element *rows_of_c, *rows_of_do;
     std::int64_t all_heads; // of all sequences
     int parts, each;        // blocks that share a group's heads, heads of each
+    int halves;             // blocks of gradients that share the columns of queries and keys, `span` of each
 
-    // Vectors of a chunk's positions, and their places.
-    enum Vector : std::uint8_t { of_scores, of_states, of_steps, vectors_count };
+    // Vectors of a chunk's positions, and their places; of_states: the first of `halves`.
+    enum Vector : std::uint8_t { of_scores, of_steps, of_states };
 
     __host__ TensorScan(const StateShape& shape, Src c_, Src p_, Src a_log_, Src dt_bias_, Src skip_, Src dout,
                         float* work, bool grad)
@@ -34,13 +42,14 @@ struct TensorScan : Scan {
           rows_of_c(static_cast<const Element*>(c_.data)),
           rows_of_do(static_cast<const Element*>(dout.data)),
           all_heads(s.batch * s.value_heads),
-          parts(1) {
+          parts(1),
+          halves(ceil_div(s.key_dim, span)) {
         const std::int64_t all_left = (grad ? 2 : 1) * all_heads * (chunks - 1) * size;
         left = work;
         passed = reinterpret_cast<Element*>(left + all_left);
         numbers = left + all_left + all_left / 2;
         vectors = numbers + 4 * all_heads * chunks;
-        ends = vectors + all_heads * chunks * span * vectors_count;
+        ends = vectors + all_heads * chunks * span * (of_states + halves);
         partials = left; // what chunks leave has been passed on by then
         const std::int64_t blocks = chunks * s.key_heads * s.batch;
         // Enough blocks for the device, as far as there is memory for their sums.
@@ -59,7 +68,7 @@ struct TensorScan : Scan {
     // Floats of `work`, and whether partial sums fit.
     __host__ bool fits(bool grad) const {
         const std::int64_t all_left = (grad ? 2 : 1) * all_heads * (chunks - 1) * size;
-        const std::int64_t behind = all_heads * chunks * (4 + (grad ? span * vectors_count + 2 : 0));
+        const std::int64_t behind = all_heads * chunks * (4 + (grad ? span * (of_states + halves) + 1 + halves : 0));
         return all_left + all_left / 2 + behind <= s.work(grad) && (!grad || partial_floats(parts) <= all_left);
     }
     __host__ dim3 grid(std::int64_t of_chunks, int roles = 1) const {
@@ -77,8 +86,12 @@ struct TensorScan : Scan {
     __device__ const Element* behind(std::int64_t head, std::int64_t chunk) const {
         return passed + state_at(1, head, chunk);
     }
-    __device__ float* vector(Vector which, std::int64_t head, std::int64_t chunk) const {
+    __device__ float* vector(int which, std::int64_t head, std::int64_t chunk) const {
         return vectors + ((which * all_heads + head) * chunks + chunk) * span;
+    }
+    // What a chunk's last sum gets from the states (of each half), then what keys leave.
+    __device__ float* last_sums(std::int64_t head, std::int64_t chunk) const {
+        return ends + (head * chunks + chunk) * (1 + halves);
     }
     __device__ int step_of_c() const { return static_cast<int>(s.batch * convolved); }
     __device__ int step_of_o() const { return static_cast<int>(s.batch * values); }
@@ -121,7 +134,7 @@ struct Steps {
             const long long start = any.start(min(t, any.n - 1));
             first[t] = start < 0 ? -1 : static_cast<int>(start);
         }
-        for (int h = t / warp_size; h < at.heads; h += warps) {
+        for (int h = t / warp_size; h < at.heads; h += static_cast<int>(blockDim.x) / warp_size) {
             const Place z(r, at.b, at.first + h, at.chunk);
             const float rate = expf(load(r.a_log, z.weight())) * log2_e, bias = load(r.dt_bias, z.weight());
             float width[each], total = 0.0f, upto[each];
@@ -154,11 +167,35 @@ struct Steps {
     }
 };
 
-// The 16 positions of a warp. Work below the diagonal goes with the position forward, or backward: the two warps of a
-// scheduler take 16 each from either end.
+// The 16 positions of a warp, and of the one `warps` behind it. Work below the diagonal goes with the position forward,
+// or backward: the two warps of a scheduler take 16 each from either end.
 __device__ inline int rows_of_warp() {
-    const int warp = static_cast<int>(threadIdx.x) / warp_size;
+    const int warp = static_cast<int>(threadIdx.x) / warp_size % warps;
     return warp < warps / 2 ? warp : warps + warps / 2 - 1 - warp;
+}
+
+// Pairs of warps share 16 positions: each makes the scores, or their gradients, of every other strip of 16 for both of
+// them, and has half of the columns of the results.
+inline constexpr int pairs = warps, all_threads = 2 * threads, strips = span / 16, wide = span / 16;
+// Left operands of products that the warps of a pair hand to each other, of all strips that a pair has.
+inline constexpr int operand_bytes = warp_size * 16, all_strips = strips * (strips + 1) / 2;
+
+__device__ inline void meet(int pair) {
+    asm volatile("bar.sync %0, %1;" ::"r"(pair + 1), "n"(2 * warp_size) : "memory");
+}
+__device__ inline void put_operand(unsigned at, const unsigned (&a)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+                 : "memory");
+}
+__device__ inline void take_operand(unsigned at, unsigned (&a)[4]) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at));
+}
+
+// Of what a thread holds of its pair's strips that at run time has this number.
+__device__ inline float of_strip(const float (&raw)[strips / 2][2][4], int strip, int part, int i) {
+    const float lower = strip % 2 == 0 ? raw[0][part][i] : raw[1][part][i],
+                upper = strip % 2 == 0 ? raw[2][part][i] : raw[3][part][i];
+    return strip < 2 ? lower : upper;
 }
 
 // What chunks leave in states, and states passed on; with dout of gradients, too.

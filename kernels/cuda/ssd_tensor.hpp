@@ -9,8 +9,9 @@
 
 namespace moe::cuda::ssd {
 
-// True for operands in BF16 whose rows are whole packs of 16 bytes, of more than 64 positions, with states of up to 128
-// rows (forward: 256) and columns. `work` holds what the plain kernels need and no more.
+// True for operands in BF16 whose rows are whole packs of 16 bytes, of more than 64 positions, with states of up to 256
+// rows and 128 columns (gradients of more than 128 rows: 64 columns). `work` holds what the plain kernels need and no
+// more.
 bool tensor_takes(const StateShape& shape, bool grad, std::initializer_list<Src> operands);
 
 // As Kernels::ssd and Kernels::ssd_grad, of calls that tensor_takes().

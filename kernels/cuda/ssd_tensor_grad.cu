@@ -19,12 +19,14 @@ __global__ void __launch_bounds__(threads) steps_kernel(TensorScan r, Dst dp) {
     const float *const scores = r.vector(TensorScan::of_scores, head, z.chunk),
                        *const states = r.vector(TensorScan::of_states, head, z.chunk),
                        *const steps = r.vector(TensorScan::of_steps, head, z.chunk),
-                       *const ends = r.ends + (head * r.chunks + z.chunk) * 2;
-    float dg[each], total = 0.0f;
+                       *const ends = r.last_sums(head, z.chunk);
+    float dg[each], total = 0.0f, last = ends[r.halves];
+    for (int half = 0; half < r.halves; ++half) last += ends[half];
 #pragma unroll
     for (int u = each - 1; u >= 0; --u) {
         const int i = lane * each + u;
-        if (i < z.n) total += scores[i] + states[i] + (i == z.n - 1 ? ends[0] + ends[1] : 0.0f);
+        if (i < z.n) total += scores[i] + states[i] + (i == z.n - 1 ? last : 0.0f);
+        if (i < z.n && r.halves > 1) total += r.vector(TensorScan::of_states + 1, head, z.chunk)[i];
         dg[u] = total;
     }
     float behind = total;

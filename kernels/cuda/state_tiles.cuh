@@ -102,10 +102,26 @@ struct Tile : Operands<Tile<columns, swizzled_>> {
     template <int block = 256> // threads
     __device__ static void load(unsigned tile, int rows, const Element* x, std::int64_t step, int n,
                                 int width = columns) {
-        for (int item = static_cast<int>(threadIdx.x); item < rows * packs; item += block) {
-            const int i = item / packs, j = item % packs;
-            const bool there = i < n && j * pack < width;
-            copy_or_clear(at(tile, i, j), there ? x + i * step + j * pack : x, there);
+        const int t = static_cast<int>(threadIdx.x);
+        if constexpr (block % (packs * 8) == 0) { // a thread keeps its pack of the rows, and what changes their places
+            constexpr int down = block / packs;
+            const int row = t / packs, j = t % packs;
+            const bool within = j * pack < width;
+            const Element* from = x + row * step + j * pack;
+            const unsigned to = at(tile, row, j);
+#pragma unroll
+            for (int i = 0; i < rows; i += down) {
+                if (rows % down != 0 && row + i >= rows) break;
+                const bool there = within && row + i < n;
+                copy_or_clear(to + static_cast<unsigned>(i * stride * 2), there ? from : x, there);
+                from += down * step;
+            }
+        } else {
+            for (int item = t; item < rows * packs; item += block) {
+                const int i = item / packs, j = item % packs;
+                const bool there = i < n && j * pack < width;
+                copy_or_clear(at(tile, i, j), there ? x + i * step + j * pack : x, there);
+            }
         }
     }
 };
