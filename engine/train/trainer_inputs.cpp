@@ -131,4 +131,19 @@ void Trainer::count_labels() {
     }
 }
 
+void Trainer::set_hyper(double lr) {
+    // Moments have moved in the steps that were taken alone.
+    const double t = static_cast<double>(done_ + 1 - bad_.skipped());
+    const double values[9] = {lr,
+                              options_.beta1,
+                              options_.beta2,
+                              options_.eps,
+                              options_.weight_decay,
+                              options_.clip,
+                              1.0 - std::pow(options_.beta1, t),
+                              1.0 - std::pow(options_.beta2, t),
+                              options_.skip_bad ? static_cast<double>(bad_.limit(options_.spike)) : 0.0};
+    std::transform(values, values + 9, hyper_.begin(), [](double v) { return static_cast<float>(v); });
+}
+
 } // namespace moe::train

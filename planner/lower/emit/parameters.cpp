@@ -388,8 +388,7 @@ Weight ParameterSet::weight(program::Program& program, const std::string& key, s
 }
 
 std::int64_t ParameterSet::elements(const std::string& key) const {
-    const auto found = keys_.find(key);
-    if (found != keys_.end()) return found->second.elements;
+    if (const auto found = keys_.find(key); found != keys_.end()) return found->second.elements;
     return shared_with_ != nullptr ? shared_with_->elements(key) : 0;
 }
 
