@@ -164,17 +164,17 @@ double own_attention_seconds(const Rates& rates, const program::Op& op, machine:
     return attention_seconds(own, op, machine::Precision::bf16);
 }
 
-// Rules of layers with a state by our kernels: TFLOPS of an H200 by their FLOPs, on tensor cores in BF16 and with FP32
-// multiply-adds, of 67 (docs/notes/kernels-delta.md, docs/notes/kernels-ssd.md).
+// Rules of layers with a state by our kernels: TFLOPS of an H100 by their FLOPs, on tensor cores in BF16 of 989 and
+// with FP32 multiply-adds of 67 (docs/notes/kernels-delta.md, docs/notes/kernels-ssd.md).
 double own_state_seconds(const Rates& rates, const program::Op& op, machine::Precision precision) {
-    constexpr double h200 = 989.4, h200_fp32 = 67.0;
+    constexpr double h100 = 989.4, h100_fp32 = 67.0;
     const bool plain = precision == machine::Precision::fp32,
                ssd = op.kind == program::OpKind::ssd || op.kind == program::OpKind::ssd_grad,
                forward = op.kind == program::OpKind::ssd || op.kind == program::OpKind::delta_rule;
-    const double on_tensor_cores = ssd ? (forward ? 65.0 : 51.0) : (forward ? 29.0 : 23.0), on_others = ssd ? 4.3 : 3.0;
+    const double on_tensor_cores = ssd ? (forward ? 72.0 : 56.0) : (forward ? 85.0 : 44.0), on_others = ssd ? 4.3 : 3.0;
     const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(plain ? machine::Precision::fp32
                                                                                   : machine::Precision::bf16)],
-                 rate = plain ? on_others * peak / h200_fp32 : on_tensor_cores * peak / h200; // FLOP/s
+                 rate = plain ? on_others * peak / h100_fp32 : on_tensor_cores * peak / h100; // FLOP/s
     return std::max(op.flops / (rate * rates.sm_share),
                     op.bytes / (rates.hardware->memory_bandwidth * rates.costs->memory)) +
            rates.costs->kernel_seconds;
