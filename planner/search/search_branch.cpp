@@ -169,8 +169,7 @@ private:
     }
 
     const RootSets& sets_beside(std::size_t root, bool chunks) const {
-        return space_.sets_of_roots(family_.tp, family_.cp, family_.ep, family_.etp, any_.parallel_config->pp,
-                                    chunks)[root];
+        return space_.sets_of_roots(family_, any_.parallel_config->pp, chunks)[root];
     }
 
     // Sets that no other root of `open` makes worse than another: graphs spare the host of every op some time, whatever

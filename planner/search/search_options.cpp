@@ -108,13 +108,22 @@ void SearchSpace::combine_options(const plan::Plan* known) {
                 std::find_if(roots.begin(), roots.end(),
                              [&](const plan::Plan& other) { return same_but_graphs(other, root); }) -
                 roots.begin()));
-        for (const bool chunks : {false, true})
-            for (std::size_t r = 0; r < roots.size(); ++r) {
-                roots[r].recompute = 0;
-                roots[r].vpp = chunks ? 2 : 1;
-                sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(roots[r], open_rules_[bits][r]));
-            }
     }
+}
+
+void SearchSpace::combine_sets(machine::Precision precision) {
+    std::array<std::vector<RootSets>, 64>& sets = sets_of_roots_[precision];
+    for (unsigned bits = 0; bits < roots_.size(); ++bits)
+        for (const bool chunks : {false, true}) {
+            std::vector<RootSets>& own = sets[2 * bits + (chunks ? 1 : 0)];
+            own.clear();
+            for (std::size_t r = 0; r < roots_[bits].size(); ++r) {
+                plan::Plan root = roots_[bits][r];
+                root.precision = precision;
+                root.vpp = chunks ? 2 : 1;
+                own.push_back(sets_of(std::move(root), open_rules_[bits][r]));
+            }
+        }
 }
 
 // Rules are many, and plans of a root break few: in all but these words they are as the root is.
@@ -172,8 +181,9 @@ const std::vector<std::size_t>& SearchSpace::without_graphs(int tp, int cp, int 
     return without_graphs_[degrees_above_one(tp, cp, ep, etp, pp)];
 }
 
-const std::vector<RootSets>& SearchSpace::sets_of_roots(int tp, int cp, int ep, int etp, int pp, bool chunks) const {
-    return sets_of_roots_[2 * degrees_above_one(tp, cp, ep, etp, pp) + (chunks ? 1 : 0)];
+const std::vector<RootSets>& SearchSpace::sets_of_roots(const LayerOptions& options, int pp, bool chunks) const {
+    const std::size_t degrees = degrees_above_one(options.tp, options.cp, options.ep, options.etp, pp);
+    return sets_of_roots_.at(options.precision)[2 * degrees + (chunks ? 1 : 0)];
 }
 
 std::int64_t SearchSpace::choices(int tp, int cp, int ep, int etp, int pp) const {

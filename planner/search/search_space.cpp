@@ -99,13 +99,10 @@ SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack
     pin(request, stack);
     combine_options(known);
     make_cuts();
-    std::vector<machine::Precision> precisions = request.precisions;
-    if (pinned("precision")) precisions = {base_.precision};
-    if (precisions.empty()) {
-        const bool bf16 = base_.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)] > 0.0;
-        precisions = {bf16 ? machine::Precision::bf16 : machine::Precision::fp32};
+    for (const machine::Precision precision : precisions(request)) {
+        combine_sets(precision);
+        make_families(precision);
     }
-    for (const machine::Precision precision : precisions) make_families(precision);
     std::sort(families_.begin(), families_.end(), [](const LayerOptions& a, const LayerOptions& b) {
         // Little tensor and context parallelism and much expert parallelism tend to be fast: with a good plan known
         // early, bounds exclude more of the rest.
@@ -114,6 +111,13 @@ SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack
         };
         return key(a) < key(b);
     });
+}
+
+std::vector<machine::Precision> SearchSpace::precisions(const SearchRequest& request) const {
+    if (pinned("precision")) return {base_.precision};
+    if (!request.precisions.empty()) return request.precisions;
+    const bool bf16 = base_.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)] > 0.0;
+    return {bf16 ? machine::Precision::bf16 : machine::Precision::fp32};
 }
 
 void SearchSpace::pin(const SearchRequest& request, const stack::Stack& stack) {

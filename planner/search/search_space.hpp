@@ -95,8 +95,9 @@ public:
     const std::vector<plan::Plan>& roots(int tp, int cp, int ep, int etp, int pp) const;
     // The first root, for each root, that differs from it in CUDA graphs at most.
     const std::vector<std::size_t>& without_graphs(int tp, int cp, int ep, int etp, int pp) const;
-    // The recompute sets and optimizers that go with each root, with one chunk per rank or several.
-    const std::vector<RootSets>& sets_of_roots(int tp, int cp, int ep, int etp, int pp, bool chunks) const;
+    // The recompute sets and optimizers that go with each root in the options' precision, with one chunk per rank or
+    // several.
+    const std::vector<RootSets>& sets_of_roots(const LayerOptions& options, int pp, bool chunks) const;
     // Roots times recompute sets times optimizers.
     std::int64_t choices(int tp, int cp, int ep, int etp, int pp) const;
 
@@ -134,6 +135,8 @@ private:
     std::vector<Expert> expert_factors(int ranks) const;
     std::vector<Option> options() const;
     void combine_options(const plan::Plan* known);
+    std::vector<machine::Precision> precisions(const SearchRequest& request) const;
+    void combine_sets(machine::Precision precision);
     static std::size_t degrees_above_one(int tp, int cp, int ep, int etp, int pp); // index of their roots
     void plan_rows(plan::Plan& plan) const;
     RootSets sets_of(plan::Plan root, const stack::OpenRules& rules) const;
@@ -153,11 +156,11 @@ private:
     std::set<std::string> pinned_;
     std::vector<unsigned> sets_;
     std::vector<plan::OptimizerChoice> optimizers_;
-    // Roots by the degrees that exceed 1; their sets also by whether vpp does.
+    // Roots by the degrees that exceed 1; their sets also by precision, and by whether vpp does.
     std::array<std::vector<plan::Plan>, 32> roots_;
     std::array<std::vector<stack::OpenRules>, 32> open_rules_; // rules that plans of each root can break
     std::array<std::vector<std::size_t>, 32> without_graphs_;
-    std::array<std::vector<RootSets>, 64> sets_of_roots_;
+    std::map<machine::Precision, std::array<std::vector<RootSets>, 64>> sets_of_roots_;
     Rejections rejected_;
     std::vector<LayerOptions> families_;
     // What excludes all choices beside degrees, of fault_of_mapping(): tp, cp, ep, etp, and whether pp, dp and edp are

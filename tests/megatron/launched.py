@@ -5,7 +5,7 @@ usage: launched.py MOE_PLAN [--count N] [--seed S] [--transformer-engine V]
 Random plans of the profiles of models and machines are written as plan.json. Those that `launch --megatron-core` takes
 must be constructed by the package, in all three of its classes; those that `launch --megatron-lm` takes must pass
 parse_args and validate_args of megatron/training/arguments.py, and be what the script passes on where it is run. The
-plans are of the stack whose release is the installed one. The exit status is 1 where the package refuses a plan, and 77
+plans are of the stacks whose release is the installed one. The exit status is 1 where the package refuses a plan, and 77
 without the package, or where no stack is of its release.
 
 Causes in the environment are stood in for, none is forgiven: arguments.py names them.
@@ -49,8 +49,8 @@ def whole(text, none=0):
     return none if text == "none" else float(text)
 
 
-def document(generator, stack):
-    """A plan.json that may or may not be sound, and the words that it was made from."""
+def document(generator, stacks):
+    """A plan.json of one of the stacks that may or may not be sound, and the words that it was made from."""
     name, machine = generator.choice(sorted(MODELS)), generator.choice(MACHINES)
     facts = plans.MODELS[MODELS[name]]
     words = {**plans.PLAIN, **plans.choose(generator, plans.PLAIN, facts)}
@@ -68,7 +68,7 @@ def document(generator, stack):
     plan = {
         "schema": "moe-plan/plan/1",
         "schema_version": 1,
-        "stack": stack,
+        "stack": generator.choice(stacks),
         "workload": {"seq": generator.choice([4096, 8192]), "gbs": mbs * sizes["dp"] * 32, "routing": "balanced"},
         "mesh": {
             "gpus": ranks * sizes["pp"], **sizes, "edp": ranks // (sizes["ep"] * sizes["etp"]),
@@ -99,15 +99,17 @@ def document(generator, stack):
     return plan, words
 
 
-def stack_of(installed):
-    """The stack whose plans are told in the words of that release, patch releases aside."""
-    for file in sorted((PROFILES / "stacks").glob("*.json"), reverse=True):
+def stacks_of(installed):
+    """The stacks whose plans are told in the words of that release, patch releases aside, and the release that they name."""
+    found = {}
+    for file in sorted((PROFILES / "stacks").glob("*.json")):
         engine = json.loads(file.read_text()).get("engine") or {}
         release = engine.get("release") or ""
         if engine.get("name") == "megatron-core" and release.split(".")[:2] == installed.split(".")[:2]:
             if not release.endswith(".99"):
-                return file.stem, engine
-    return None, {}
+                found.setdefault(release, []).append(file.stem)
+    release = max(found, default=None)
+    return found.get(release, []), release
 
 
 class Launcher:
@@ -199,8 +201,8 @@ def main():
     known = oracle.load(asked.transformer_engine)
     logging.disable(logging.WARNING)
     installed = oracle.installed()
-    stack, engine = stack_of(installed)
-    if stack is None:
+    stacks, release = stacks_of(installed)
+    if not stacks:
         print(f"skipped: no stack is of megatron-core {installed}")
         return oracle.SKIPPED
     generator = random.Random(asked.seed)
@@ -209,7 +211,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(os.path.abspath(asked.program), pathlib.Path(folder))
         while counts["core"] < asked.count:
-            plan, _ = document(generator, stack)
+            plan, _ = document(generator, stacks)
             core, refusal = launcher.launch(plan, "--megatron-core")
             if refusal:
                 refusals[refusal.rsplit(" (", 1)[0][:90]] += 1
@@ -232,7 +234,7 @@ def main():
                 shown = {key: value for key, value in plan.items() if key not in ("model", "hardware")}
                 print(f"  {plan['model']['name']} on {plan['hardware']['name']}: {json.dumps(shown)}")
     print(
-        f"megatron-core {installed} as {stack} ({engine['release']}), seed {asked.seed}: {counts['core']} plans of "
+        f"megatron-core {installed} as {', '.join(stacks)} ({release}), seed {asked.seed}: {counts['core']} plans of "
         f"{len(models)} models on {len(machines)} machines, {counts['lm']} of them for Megatron-LM, "
         f"{sum(refusals.values())} not launched, {wrong} refused by the package"
     )

@@ -37,11 +37,11 @@ def rule_of(refusal, stated):
 
 
 def words_of(plan, words):
-    """The plan's words with the facts of its model; of plans.py's models only layers and biases differ from the profiles."""
+    """The plan's words with the facts of its model; plans.py's models differ from the profiles in layers, biases and MTP."""
     config = plan["model"]
     facts = plans.MODELS[launched.MODELS[config["name"]]]
     layers = config["num_hidden_layers"]
-    changed = {"model.layers": str(layers)}
+    changed = {"model.layers": str(layers), "model.mtp": str(config.get("num_nextn_predict_layers", 0))}
     if config.get("attention_bias") and facts["model.bias"] == "none":
         changed.update({"model.attention_bias": "on", "model.bias": "qkv"})
     if facts["model.experts"] == "0":
@@ -75,11 +75,10 @@ def main():
     import megatron.core
 
     package = pathlib.Path(megatron.core.__file__).resolve().parents[2]
-    stack, described = launched.stack_of(oracle.installed())
-    if stack is None:
+    stacks, release = launched.stacks_of(oracle.installed())
+    if not stacks:
         print(f"skipped: no stack is of megatron-core {oracle.installed()}")
         return oracle.SKIPPED
-    release = described["release"]
     engine, stated = mapping.load(), [rule for rule in rules.load()["rules"] if rules.in_force(rule, release)]
     generator = random.Random(asked.seed)
     counts, elsewhere, wrong = collections.Counter(), collections.Counter(), 0
@@ -94,7 +93,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         launcher = launched.Launcher(os.path.abspath(asked.program), pathlib.Path(folder))
         while by_class < asked.count:
-            plan, words = launched.document(generator, stack)
+            plan, words = launched.document(generator, stacks)
             _, refusal = launcher.launch(plan, "--megatron-core")
             rule = rule_of(refusal, stated) if refusal else None
             counts["plans"] += 1
@@ -140,7 +139,7 @@ def main():
             print(f"rule '{rule['name']}': {missing}: {rule['source']}")
     distinct = [rule["name"] for rule in stated if rule["asserted_by"] == "class" and counts[rule["name"]]]
     print(
-        f"megatron-core {oracle.installed()} as {stack} ({release}), seed {asked.seed}: {by_class} plans of "
+        f"megatron-core {oracle.installed()} as {', '.join(stacks)} ({release}), seed {asked.seed}: {by_class} plans of "
         f"{len(models)} models on {len(machines)} machines break {len(distinct)} rules of its classes, "
         f"{counts['arguments']} rules of its arguments only; {wrong} faults"
     )

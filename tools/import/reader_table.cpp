@@ -158,7 +158,7 @@ ReaderTable load_reader_table(const std::string& format) {
     read_lists(table, members);
     const Members stages(members.object("stages"), path + ": stages");
     table.stages = {stages.text_or("layers_per_chunk"), stages.text_or("first"), stages.text_or("last"),
-                    stages.text_or("embedding"), stages.text_or("loss")};
+                    stages.text_or("embedding"),        stages.text_or("loss"),  stages.text_or("pattern")};
     return table;
 }
 

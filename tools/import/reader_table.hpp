@@ -31,6 +31,7 @@ struct Frequency {
 // Names of settings by which an engine cuts layers into stages; empty: it has none of that kind.
 struct StageNames {
     std::string layers_per_chunk, first, last, embedding, loss;
+    std::string pattern; // letters of a hybrid's layers, with a bar between stages
 };
 
 struct ReaderTable {

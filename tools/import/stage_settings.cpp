@@ -1,10 +1,12 @@
-// Megatron's older words for stages: layers of a chunk, of the first and of the last stage, and what counts as a layer.
+// Megatron's other words for stages: layers of a chunk, of the first and of the last stage, what counts as a layer, and
+// bars in the pattern of a hybrid.
 #include "tools/import/stage_settings.hpp"
 
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/plan_words.hpp"
 #include "tools/engines/engine_value.hpp"
 
 namespace moe::tools {
@@ -73,6 +75,31 @@ std::string layout_of(const std::vector<int>& counts, const model::Model& model)
     return layer == static_cast<int>(model.layers.size()) ? plan::layout_to_string(stages) : std::string();
 }
 
+// Layers of each stage of a hybrid's pattern: a letter is a layer, a bar ends a stage, MTP stands behind a slash.
+std::vector<int> counts_of(const std::string& pattern) {
+    std::vector<int> counts{0};
+    for (const char letter : pattern.substr(0, pattern.find('/')))
+        if (letter == '|')
+            counts.push_back(0);
+        else
+            ++counts.back();
+    return counts;
+}
+
+// Whether the plan took vpp and layout from a pattern with bars, which other words of its fields do not have already.
+bool cut_by_pattern(plan::Plan& plan, const std::vector<std::string>* pattern) {
+    if (pattern == nullptr || pattern->size() != 1 || pattern->front().find('|') == std::string::npos) return false;
+    if (stack::plan_word(plan, "model.pattern") == pattern->front()) return false;
+    const std::vector<int> counts = counts_of(pattern->front());
+    const int stages = static_cast<int>(counts.size());
+    const std::string layout = stages % plan.pp == 0 ? layout_of(counts, *plan.model) : std::string();
+    if (layout.empty()) return false;
+    plan.layout = layout;
+    plan.vpp = stages / plan.pp;
+    plan.schedule = plan.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
+    return true;
+}
+
 } // namespace
 
 std::string layout_of_parts(const std::vector<std::string>& parts, const plan::Plan& plan) {
@@ -102,6 +129,7 @@ std::vector<std::string> set_stages(plan::Plan& plan, const Reading& reading, co
                            flag_in(reading, names.loss)};
     std::vector<std::string> used;
     if (plan.pp == 1 || !plan.layout.empty()) return used;
+    if (!names.pattern.empty() && cut_by_pattern(plan, reading.given(names.pattern))) return {names.pattern};
     const int layers = static_cast<int>(plan.model->layers.size());
     plan::Plan tried = plan;
     if (words.per_chunk > 0) {

@@ -5,6 +5,7 @@
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -276,6 +277,33 @@ TEST_CASE("search: several precisions are all explored") {
     for (const auto& [plan, estimate] : result.plans) seen.insert(plan.precision);
     CHECK(seen.size() == 2);
     CHECK(result.plans.front().first.precision == machine::Precision::bf16);
+}
+
+TEST_CASE("search: a rule of recomputation in one precision holds in the plans of that precision alone") {
+    search::SearchRequest request = small_request(4, 8);
+    request.precisions = {machine::Precision::fp32, machine::Precision::bf16};
+    request.exhaustive = request.similar = true;
+    request.top = 100000;
+    const nlohmann::json rule = {{"name", "recompute: fp32"},
+                                 {"when", {{"recompute", {"+layernorm", "+moe_act"}}}},
+                                 {"excludes", {{"precision", "fp32"}}},
+                                 {"kind", "conflict"},
+                                 {"asserted_by", "class"},
+                                 {"message", "not in FP32"},
+                                 {"source", "this test"}};
+    stack::Stack stack = small_stack();
+    stack.rules = std::make_shared<stack::RuleList>(std::vector<stack::Rule>{stack::read_rule(rule, "test")});
+    Analytic estimator;
+    const search::SearchResult result = search::search(request, stack, estimator);
+    std::set<std::pair<machine::Precision, bool>> seen; // and whether one of the rule's modules is recomputed
+    for (const auto& [plan, estimate] : result.plans) {
+        CHECK(!stack::check_stack(plan, stack));
+        const unsigned ruled = plan::recompute::layernorm | plan::recompute::moe_act;
+        seen.emplace(plan.precision, (plan.recompute & ruled) != 0);
+    }
+    CHECK(!seen.contains({machine::Precision::fp32, true}));
+    CHECK(seen.size() == 3);
+    CHECK(sum(result.pruned) > 0);
 }
 
 TEST_CASE("search: progress is reported from counts that never fall") {

@@ -191,6 +191,20 @@ TEST_CASE("engines: which of the profiles' models each launch form takes, and wh
     hold("models.txt", table);
 }
 
+TEST_CASE("engines: delayed scaling takes the largest of 1,024 steps in every form, scaling of the present none") {
+    plan::Plan plan = qwen();
+    set(plan, {{"precision", "fp8-tensor"}, {"fp8_scaling", "delayed"}});
+    const auto words = [&] { return tools::megatron_lm_launch(plan, two_of_eight).text; };
+    CHECK(words().find("--fp8-amax-history-len 1024\n    --fp8-amax-compute-algo max\n") != std::string::npos);
+    const Json kwargs = tools::megatron_core_launch(plan).said["kwargs"];
+    CHECK(kwargs.value("fp8_amax_history_len", 0) == 1024);
+    CHECK(kwargs.value("fp8_amax_compute_algo", "") == "max");
+    const std::string bridge = tools::megatron_bridge_launch(plan, two_of_eight).text;
+    CHECK(bridge.find("mixed_precision: bf16_with_fp8_delayed_scaling_mixed\n") != std::string::npos);
+    set(plan, {{"fp8_scaling", "current"}});
+    CHECK(words().find("amax") == std::string::npos);
+}
+
 TEST_CASE("engines: documents are masked by the release that can, and refused elsewhere") {
     plan::Plan plan = sample("Qwen3-30B-A3B", "h100", 16);
     plan.stack = "bridge-26.08";

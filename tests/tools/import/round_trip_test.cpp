@@ -6,6 +6,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/plan/schedule.hpp"
 #include "planner/stack/stack.hpp"
 #include "tests/support/draws.hpp"
 #include "tests/tools/verbs/command.hpp"
@@ -237,6 +238,21 @@ TEST_CASE("import: choices that random plans do not reach go round as well") {
     for (const Engine& engine : engines()) {
         const bool megatron = std::string(engine.name).rfind("megatron", 0) == 0;
         CHECK_MESSAGE(goes_round(engine, plan, "cp_comm") == megatron, engine.name);
+    }
+    plan::Plan hybrid;
+    hybrid.model = std::make_shared<const model::Model>(families::load_model("Nemotron-3-Nano"));
+    hybrid.hardware = plan.hardware;
+    hybrid.stack = "bridge-26.08";
+    hybrid.seq = 8192;
+    hybrid.gpus = 16, hybrid.pp = 2, hybrid.dp = hybrid.ep = 8;
+    hybrid.gbs = 512;
+    for (const char* layout : {"Et*28|t*24L", "Etttt|(tttt|)*12L"}) {
+        hybrid.layout = layout;
+        hybrid.vpp = plan::layout_stage_count(hybrid) / hybrid.pp;
+        if (hybrid.vpp > 1) hybrid.schedule = plan::ScheduleKind::interleaved;
+        REQUIRE(plan::check_plan(hybrid).message == "");
+        CHECK(goes_round(engines()[0], hybrid, layout));
+        CHECK(goes_round(engines()[1], hybrid, layout));
     }
     plan::Plan titan;
     titan.model = std::make_shared<const model::Model>(families::load_model("Llama3-8B"));
