@@ -28,6 +28,7 @@ except ImportError as error:
 
 from cases import CASES, VOCAB
 from indexers import IndexerLosses
+from names import NAMES
 
 transformers.utils.logging.disable_progress_bar()
 # hf_step lies deeper in the build folder than the search for profiles goes.
@@ -117,40 +118,6 @@ def make_model(class_name, fields):
             elif "inv_freq" not in name and not name.endswith("embed_scale") and tensor.is_floating_point():
                 tensor.copy_(0.08 * torch.randn_like(tensor))
     return model.train() if class_name not in INFERENCE else model.eval()
-
-
-# Names inside classes, and those of a Program.
-NAMES = {
-    "AfmoeForCausalLM": [("self_attn.gate_proj", "self_attn.g_proj"), ("mlp.router.gate", "mlp.gate"),
-                         ("mlp.expert_bias", "mlp.gate.e_score_correction_bias")],
-    "DbrxForCausalLM": [("transformer.wte", "model.embed_tokens"), ("transformer.norm_f", "model.norm"),
-                        ("transformer.blocks", "model.layers"), ("norm_attn_norm.norm_1", "input_layernorm"),
-                        ("norm_attn_norm.norm_2", "post_attention_layernorm"), ("norm_attn_norm.attn", "self_attn"),
-                        ("self_attn.out_proj", "self_attn.o_proj"), ("ffn.router.layer", "mlp.gate"),
-                        ("ffn.experts", "mlp.experts")],
-    "Ernie4_5_MoeForCausalLM": [("mlp.gate.moe_statics.", "mlp.gate.")],
-    "FlintForCausalLM": [("mlp.shared_expert.", "mlp.shared_experts.")],
-    "Gemma4ForCausalLM": [("pre_feedforward_layernorm.", "pre_mlp_layernorm."),
-                          ("post_feedforward_layernorm.", "post_mlp_layernorm."), ("router.proj", "mlp.gate"),
-                          (".experts.", ".mlp.experts.")],
-    "GraniteMoeForCausalLM": [("block_sparse_moe.router", "mlp.gate"), ("block_sparse_moe", "mlp")],
-    "GraniteMoeSharedForCausalLM": [("block_sparse_moe.router", "mlp.gate"), ("block_sparse_moe", "mlp"),
-                                    ("shared_mlp", "mlp.shared_experts")],
-    "GraniteMoeSWAForCausalLM": [("block_sparse_moe.router", "mlp.gate"), ("block_sparse_moe", "mlp"),
-                                 ("shared_mlp", "mlp.shared_experts")],
-    "GraniteMoeHybridForCausalLM": [("block_sparse_moe.router", "mlp.gate"), ("block_sparse_moe", "mlp"),
-                                    ("shared_mlp", "mlp.shared_experts")],
-    "HunYuanMoEV1ForCausalLM": [("mlp.gate.wg", "mlp.gate"), ("mlp.shared_mlp", "mlp.shared_experts"),
-                                ("self_attn.query_layernorm", "self_attn.q_norm"),
-                                ("self_attn.key_layernorm", "self_attn.k_norm")],
-    "PhimoeForCausalLM": [("mlp.router", "mlp.gate")],
-    "Glm4vMoeForConditionalGeneration": [("model.language_model.", "model.")],
-    "Qwen3VLMoeForConditionalGeneration": [("model.language_model.", "model.")],
-    "Step3p7ForConditionalGeneration": [("model.language_model.", "model.")],
-    "NemotronHForCausalLM": [("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm")],
-    "Llama4ForCausalLM": [("feed_forward.router", "mlp.gate"), ("feed_forward.shared_expert.", "mlp.shared_experts."),
-                          ("feed_forward", "mlp")],
-}
 
 
 def delta_parts(config, name, grad):
