@@ -290,6 +290,13 @@ void Reading::set_fields(plan::Plan& plan, const std::vector<std::string>& fixed
             if (!contains(fixed, field)) changed = improve(plan, field) || changed;
         if (!changed) break;
     }
+    // Which modules `partial` holds depends on fields that were read after it: where it says what the file does, it is
+    // the value.
+    const std::string graph = word_of(plan, "cuda_graph");
+    if (graph.find('+') != std::string::npos && !contains(fixed, "cuda_graph")) {
+        plan.cuda_graph = plan::CudaGraph::none;
+        improve(plan, "cuda_graph");
+    }
     settle_mesh(plan);
 }
 

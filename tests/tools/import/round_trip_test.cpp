@@ -166,12 +166,12 @@ private:
     std::mt19937_64 random_;
 };
 
-// Fields that differ, but for graphs of modules that the engine's words do not tell apart.
+// Fields that differ, but for graphs of modules that the engine's words do not tell apart: these are read as `partial`.
 std::string difference(const plan::Plan& from, const plan::Plan& to) {
     std::string text;
     for (const plan::FieldChange& change : plan::differences(from, to)) {
         const bool graph = change.field == "cuda_graph" && change.from != "none" && change.to != "none" &&
-                           change.from != "full" && change.to != "full";
+                           change.from != "full" && change.to != "full" && change.from != "partial";
         if (!graph) text += fmt::format("{} {} -> {}; ", change.field, change.from, change.to);
     }
     return text;
