@@ -7,7 +7,7 @@
 namespace moe::families {
 namespace {
 
-model::Attention read_attention(const JsonObject& json, const model::Model& model) {
+model::Attention laguna_attention(const JsonObject& json, const model::Model& model) {
     model::Attention attention = read_gqa(json, model);
     attention.qk_norm = true;
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
@@ -42,7 +42,7 @@ void read_mellum(const JsonObject& json, model::Model& model) {
     const std::vector<bool> none(static_cast<std::size_t>(layers)), all = after(0, layers);
     const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, none);
     const std::vector<bool> sparse = json.is_array("mlp_layer_types") ? sparse_of_types(json, layers) : all;
-    model::Attention full = read_attention(json, model), window = full;
+    model::Attention full = laguna_attention(json, model), window = full;
     full.rope = rope_of_type(json, "full_attention", 500000.0).value_or(model::Rope{500000.0, {}});
     window.rope = rope_of_type(json, "sliding_attention", 10000.0).value_or(model::Rope{10000.0, {}});
     full.rope_dim = static_cast<int>(full.qk_dim * rotary_share(json, "full_attention", 1.0));
@@ -69,7 +69,7 @@ void read_flint(const JsonObject& json, model::Model& model) {
     std::vector<std::int64_t> dense{0, std::min(1, layers - 1)};
     if (json.has("mlp_only_layers")) dense = json.integers("mlp_only_layers", 0, layers - 1);
     for (const std::int64_t layer : dense) sparse[static_cast<std::size_t>(layer)] = false;
-    model::Attention full = read_attention(json, model);
+    model::Attention full = laguna_attention(json, model);
     full.sinks = true;
     model::Attention window = full;
     window.window = json.integer_or("sliding_window", 513, 1, max_window);
