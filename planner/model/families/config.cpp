@@ -4,6 +4,8 @@
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -339,7 +341,8 @@ std::string dropout(const JsonObject& json) {
         const bool names = key.ends_with("dropout") || key.ends_with("dropout_prob") || key.ends_with("_pdrop");
         if (names && key != "classifier_dropout" && json.number_or(key, 0.0, 0.0, 1.0) > 0.0) return key;
         if (key == "attn_config" && json.is_object(key)) // DBRX
-            if (const std::string inner = dropout(json.object(key)); !inner.empty()) return key + "." + inner;
+            if (const std::string inner = dropout(json.object(key)); !inner.empty())
+                return fmt::format("{}.{}", key, inner);
     }
     return {};
 }

@@ -109,8 +109,8 @@ TEST_CASE("engines: settings of torchtitan and AutoModel are names of their sour
         const tools::EngineTable table = tools::load_engine_table(engine);
         for (const tools::EngineEntry& entry : table.entries)
             if (const auto config = entry.parts.find("config"); config != entry.parts.end())
-                for (const auto& [name, value] : config->second.items())
-                    CHECK_MESSAGE(known.contains(name), engine << ": " << name);
+                for (const auto& item : config->second.items())
+                    CHECK_MESSAGE(known.contains(item.key()), engine << ": " << item.key());
         const std::string path = test::source_folder() + "/tests/tools/engines/" + engine + "-names.json";
         CHECK(Json::parse(read_file(path))["release"] == table.release);
     }
@@ -293,7 +293,7 @@ TEST_CASE("engines: a table's faults name the entry") {
         folder.write("engines/bad.json", "{\"fields\": [" + entry + "], \"implied\": []}");
         const std::string before = profiles_folder();
         setenv("MOE_PLAN_PROFILES", folder.path().c_str(), 1);
-        const std::string message = fault_of([] { tools::load_engine_table("bad"); });
+        std::string message = fault_of([] { tools::load_engine_table("bad"); });
         setenv("MOE_PLAN_PROFILES", before.c_str(), 1);
         return message;
     };
