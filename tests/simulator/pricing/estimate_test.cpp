@@ -107,7 +107,7 @@ TEST_CASE(
         CHECK(std::abs(fast.memory_bytes / full.memory_bytes - 1.0) < 0.01);
         CHECK(full.step_seconds < moe::replay::simulate(current, drawn.stack, false).estimate.step_seconds);
     }
-    CHECK(delayed > 5);
+    CHECK(delayed > draws(30) / 6); // the others are of stacks that run nothing, or refused
     MESSAGE(delayed, " plans, worst step time: ", 100.0 * worst, " %");
 }
 
