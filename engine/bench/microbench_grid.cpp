@@ -53,7 +53,8 @@ std::vector<Point> grid_of_cores() {
 // tokens attention was predicted up to 15 % too fast at 32,768 (profiles/measured/h200-2026-11-23-offload.json). They
 // are as wide as such models are: beside small products the gradient of the same attention is 9 to 18 % faster, since
 // the card holds a higher clock (profiles/measured/h200-2026-11-23-clocks.json). One sends activations to the host and
-// back, 8 to 67 MB at a time.
+// back, 8 to 67 MB at a time. Four have windows without sinks: priced as full attention, those of K-EXAONE and Laguna
+// took half and three quarters of what was predicted (profiles/measured/h200-2026-11-28-whole-check.json).
 std::vector<Point> grid_of_gpus() {
     constexpr machine::Precision fp32 = machine::Precision::fp32, bf16 = machine::Precision::bf16,
                                  fp8 = machine::Precision::fp8_blockwise;
@@ -64,12 +65,15 @@ std::vector<Point> grid_of_gpus() {
             {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
             {"gptoss", 512, 8, 2, 64, 512, 8, 2, 0, 4096, 512, 1},
             {"qwen3", 512, 8, 2, 64, 256, 8, 2, 1536, 4096, 512, 2},
+            {"mixtral", 512, 8, 2, 64, 512, 8, 2, 128, 4096, 512, 1},
             {"qwen3next", 512, 4, 2, 128, 256, 8, 2, 256, 4096, 512, 1},
             {"nemotron", 512, 4, 2, 128, 512, 8, 2, 1024, 4096, 512, 1},
             {"sparse", 512, 16, 16, 64, 256, 8, 2, 1536, 4096, 1024, 1},
             {"qwen3next", 1024, 8, 2, 256, 512, 16, 4, 512, 16384, 1024, 2},
             {"nemotron", 1024, 8, 2, 128, 1024, 16, 4, 2048, 16384, 1024, 2},
             {"sparse", 1024, 64, 64, 128, 512, 16, 4, 2048, 8192, 2048, 2},
+            {"mixtral", 1024, 16, 4, 128, 512, 16, 4, 512, 8192, 2048, 2},
+            {"mixtral", 2048, 32, 4, 128, 768, 16, 4, 128, 8192, 4096, 1},
             {"qwen3next", 2048, 12, 2, 128, 512, 32, 8, 512, 16384, 4096, 1},
             {"nemotron", 3072, 24, 4, 128, 1536, 16, 4, 3072, 16384, 2048, 2},
             {"sparse", 2048, 64, 64, 128, 1024, 16, 4, 8192, 8192, 4096, 1},
@@ -104,6 +108,7 @@ std::vector<Point> grid_of_gpus() {
             {"qwen3next", 2048, 20, 4, 256, 512, 16, 4, 512, 16384, 8192, 1},
             {"nemotron", 4096, 28, 4, 128, 2048, 16, 4, 4096, 16384, 8192, 1},
             {"sparse", 4096, 128, 128, 128, 1024, 8, 2, 12288, 8192, 8192, 1},
+            {"mixtral", 2048, 32, 8, 128, 768, 16, 4, 2048, 8192, 8192, 1},
             {"deepseek", 4096, 24, 24, 128, 1408, 8, 2, 12288, 8192, 16384, 1},
             {"qwen3", 2048, 32, 4, 128, 768, 32, 8, 6144, 8192, 16384, 1},
             {"qwen2", 4096, 32, 8, 128, 1408, 16, 4, 11008, 8192, 32768, 1},
@@ -139,8 +144,8 @@ std::shared_ptr<const model::Model> model_of(const Point& p) {
             p.experts, p.shared, p.shared);
     else if (p.family == "mixtral")
         config += fmt::format(
-            R"("architectures": ["MixtralForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {}}})",
-            p.head_dim, p.experts, p.ffn);
+            R"("architectures": ["MixtralForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {}{}}})",
+            p.head_dim, p.experts, p.ffn, p.shared > 0 ? fmt::format(R"(, "sliding_window": {})", p.shared) : "");
     else if (p.family == "gptoss")
         config += fmt::format(
             R"("architectures": ["GptOssForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {},

@@ -19,7 +19,8 @@ struct Sharing {
 struct Point {
     std::string family; // family of the model
     int hidden, heads, kv_heads, head_dim;
-    int ffn, experts, top_k, shared; // sizes of the MLPs; shared: FFN width of the shared expert, or of dense layers
+    int ffn, experts, top_k;
+    int shared; // FFN width of the shared expert, or of dense layers; of mixtral, which has neither, its window
     int vocab;
     std::int64_t seq, mbs;
     machine::Precision precision = machine::Precision::bf16;
