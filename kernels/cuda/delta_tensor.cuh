@@ -68,7 +68,7 @@ public:
         if (threadIdx.x == 0) {
             for (int i = 0; i < stages; ++i) {
                 ptx::init_barrier(full(i), 1 + warp_size);
-                ptx::init_barrier(empty(i), takers);
+                ptx::init_barrier(empty(i), takers * warp_size);
             }
             ptx::fence_barrier_init();
         }
@@ -89,10 +89,8 @@ public:
         ptx::wait(full(at_), turn_ & 1);
         return memory_ + static_cast<unsigned>(at_ * stage_bytes);
     }
-    __device__ void let_go() const {
-        __syncwarp();
-        if (threadIdx.x % warp_size == 0) ptx::arrive(empty(at_));
-    }
+    // By every thread that has read: racecheck does not follow one that arrives for its warp.
+    __device__ void let_go() const { ptx::arrive(empty(at_)); }
     __device__ void next() {
         if (++at_ == stages) at_ = 0, ++turn_;
     }
@@ -115,7 +113,7 @@ public:
           barriers_(ptx::shared_address(barriers_of_all) + static_cast<unsigned>(pair * 32)) {
         if (threadIdx.x == 0)
             for (int i = 0; i < barriers; ++i)
-                ptx::init_barrier(ptx::shared_address(barriers_of_all) + static_cast<unsigned>(i * 8), 1);
+                ptx::init_barrier(ptx::shared_address(barriers_of_all) + static_cast<unsigned>(i * 8), warp_size);
     }
     // A lane's place in the first line of the next chunk, once the other warp needs no more what it held.
     __device__ unsigned to_fill() const {
@@ -134,8 +132,7 @@ private:
     __device__ unsigned empty() const { return full() + 8; }
     __device__ unsigned place() const { return memory_ + at_ * lines * line + threadIdx.x % warp_size * 16; }
     __device__ void done(unsigned barrier) {
-        __syncwarp();
-        if (threadIdx.x % warp_size == 0) ptx::arrive(barrier);
+        ptx::arrive(barrier);
         at_ ^= 1;
         if (at_ == 0) ++turn_;
     }

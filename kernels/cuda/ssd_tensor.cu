@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(all_threads, 1) outputs_kernel(TensorScan r, D
     using Keys = Tile<DK>;
     using Values = Tile<DV>;
     extern __shared__ __align__(128) unsigned char memory[];
-    constexpr int across = DV / 16, own_across = (across + 1) / 2;
+    constexpr int pieces = DV / 16; // of eight columns, of each side
     const int t = static_cast<int>(threadIdx.x), lane = t % warp_size, mine = rows_of_warp(), side = t / threads;
     const Share own(r, blockIdx.x);
     const Place z(r, own.b, own.first, own.chunk);
@@ -210,38 +210,26 @@ __global__ void __launch_bounds__(all_threads, 1) outputs_kernel(TensorScan r, D
             }
             put_operand(operands + static_cast<unsigned>(s * operand_bytes), a);
         }
-        float out[own_across][2][4] = {};
+        float out[pieces][4] = {};
         if (own.chunk > 0) {
 #pragma unroll 4
             for (int block = 0; block < DK / 16; ++block) {
                 unsigned a[4];
                 Keys::left(queries, mine * 16, block, a);
-#pragma unroll
-                for (int c = 0; c < own_across; ++c) {
-                    if (across % 2 != 0 && side * own_across + c >= across) continue;
-                    unsigned b[4];
-                    Values::right_across(state, side * own_across + c, block, b);
-                    multiply(out[c][0], out[c][1], a, b);
-                }
+                multiply_pieces<Values>(out, a, state, side, block);
             }
             const float e[2] = {steps.from_before(h, row), steps.from_before(h, row + 8)};
 #pragma unroll
-            for (int c = 0; c < own_across * 2; ++c)
+            for (int c = 0; c < pieces; ++c)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) out[c / 2][c % 2][i] *= e[i / 2];
+                for (int i = 0; i < 4; ++i) out[c][i] *= e[i / 2];
         }
         meet(mine);
 #pragma unroll 2
         for (int s = 0; s <= mine; ++s) {
             unsigned a[4];
             take_operand(operands + static_cast<unsigned>(s * operand_bytes), a);
-#pragma unroll
-            for (int c = 0; c < own_across; ++c) {
-                if (across % 2 != 0 && side * own_across + c >= across) continue;
-                unsigned b[4];
-                Values::right_across(values, side * own_across + c, s, b);
-                multiply(out[c][0], out[c][1], a, b);
-            }
+            multiply_pieces<Values>(out, a, values, side, s);
         }
         const Place to(r, own.b, own.first + h, own.chunk);
         const float skip = load(r.skip, to.weight());
@@ -251,12 +239,11 @@ __global__ void __launch_bounds__(all_threads, 1) outputs_kernel(TensorScan r, D
             if (i >= z.n) continue;
             auto* const at = static_cast<unsigned*>(o.data) + (to.o(i) + pair) / 2;
 #pragma unroll
-            for (int c = 0; c < own_across * 2; ++c) {
-                const int column = side * own_across * 16 + c * 8;
+            for (int c = 0; c < pieces; ++c) {
+                const int column = piece_of<pieces>(side, c) * 8;
                 if (column >= r.s.value_dim) continue;
                 const float2 v = Values::pair(values, i, column + pair);
-                const float(&two)[4] = out[c / 2][c % 2];
-                at[column / 2] = both(two[half * 2] + skip * v.x, two[half * 2 + 1] + skip * v.y);
+                at[column / 2] = both(out[c][half * 2] + skip * v.x, out[c][half * 2 + 1] + skip * v.y);
             }
         }
         __syncthreads();

@@ -191,6 +191,27 @@ __device__ inline void take_operand(unsigned at, unsigned (&a)[4]) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at));
 }
 
+// Which piece of eight columns the i-th of a side's is: sides have whole pairs of them, and one each of a last pair.
+template <int pieces>
+__device__ int piece_of(int side, int i) {
+    constexpr int even = pieces / 2 * 2;
+    return i < even ? side * even + i : 2 * even + side;
+}
+// c += a b, where b is rows 16 `block` on of a tile, a side's columns.
+template <class Values, int pieces>
+__device__ void multiply_pieces(float (&c)[pieces][4], const unsigned (&a)[4], unsigned tile, int side, int block) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+#pragma unroll
+    for (int i = 0; i < pieces; i += 2) {
+        const bool two = i + 1 < pieces;
+        unsigned b[4];
+        ptx::read_matrices_transposed(
+            b, Values::at(tile, block * 16 + lane % 16, piece_of<pieces>(side, i) + (two ? lane / 16 : 0)));
+        ptx::multiply_16x8(c[i], a, b[0], b[1]);
+        if (two) ptx::multiply_16x8(c[i + 1], a, b[2], b[3]);
+    }
+}
+
 // Of what a thread holds of its pair's strips that at run time has this number.
 __device__ inline float of_strip(const float (&raw)[strips / 2][2][4], int strip, int part, int i) {
     const float lower = strip % 2 == 0 ? raw[0][part][i] : raw[1][part][i],

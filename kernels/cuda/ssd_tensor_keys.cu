@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(all_threads, 1) keys_kernel(TensorScan r, Dst 
     using Queries = Tile<span>;
     using Values = typename P::Values;
     extern __shared__ __align__(128) unsigned char memory[];
-    constexpr int across = DV / 16, own_across = (across + 1) / 2, own_wide = wide / 2, halves = DK / span;
+    constexpr int across = DV / 16, pieces = across; // of 16 columns; of eight, of each side
+    constexpr int own_wide = wide / 2, halves = DK / span;
     const int t = static_cast<int>(threadIdx.x), lane = t % warp_size, mine = rows_of_warp(), side = t / threads;
     const Share own(r, blockIdx.x);
     const Place z(r, own.b, own.first, own.chunk);
@@ -152,33 +153,24 @@ __global__ void __launch_bounds__(all_threads, 1) keys_kernel(TensorScan r, Dst 
                 put_columns(column, of_columns + mine * span + s * 16);
             }
         }
-        float du[own_across][2][4] = {}, forward = 0.0f; // forward: f k . (u dS^T), of all positions the last one's
+        float du[pieces][4] = {}, forward = 0.0f; // forward: f k . (u dS^T), of all positions the last one's
         if (state_behind) {
             const float f[2] = {steps.to_behind(h, row), steps.to_behind(h, row + 8)};
 #pragma unroll 4
             for (int block = 0; block < DK / 16; ++block) {
                 unsigned a[4];
                 Keys::left(keys, mine * 16, block, a);
-#pragma unroll
-                for (int c = 0; c < own_across; ++c) {
-                    if (across % 2 != 0 && side * own_across + c >= across) continue;
-                    unsigned b[4];
-                    Values::right_across(state, side * own_across + c, block, b);
-                    multiply(du[c][0], du[c][1], a, b);
-                }
+                multiply_pieces<Values>(du, a, state, side, block);
             }
             float left[2] = {};
 #pragma unroll
-            for (int c = 0; c < own_across * 2; ++c) {
-                if (across % 2 != 0 && side * own_across + c / 2 >= across) continue;
+            for (int c = 0; c < pieces; ++c)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float2 v = Values::pair(values, row + half * 8, side * own_across * 16 + c * 8 + pair);
-                    float(&two)[4] = du[c / 2][c % 2];
-                    two[half * 2] *= f[half], two[half * 2 + 1] *= f[half];
-                    left[half] += v.x * two[half * 2] + v.y * two[half * 2 + 1];
+                    const float2 v = Values::pair(values, row + half * 8, piece_of<pieces>(side, c) * 8 + pair);
+                    du[c][half * 2] *= f[half], du[c][half * 2 + 1] *= f[half];
+                    left[half] += v.x * du[c][half * 2] + v.y * du[c][half * 2 + 1];
                 }
-            }
             forward = step[0] * left[0] + step[1] * left[1];
             down[0] += left[0], down[1] += left[1];
             const float by[2] = {f[0] * step[0], f[1] * step[1]};
@@ -201,13 +193,7 @@ __global__ void __launch_bounds__(all_threads, 1) keys_kernel(TensorScan r, Dst 
             unsigned a[4], m[4];
             take_operand(operands + static_cast<unsigned>(s * strip_bytes), m);
             take_operand(operands + static_cast<unsigned>(s * strip_bytes + operand_bytes), a);
-#pragma unroll
-            for (int c = 0; c < own_across; ++c) {
-                if (across % 2 != 0 && side * own_across + c >= across) continue;
-                unsigned b[4];
-                Values::right_across(dout, side * own_across + c, s, b);
-                multiply(du[c][0], du[c][1], m, b);
-            }
+            multiply_pieces<Values>(du, m, dout, side, s);
 #pragma unroll
             for (int c = 0; c < own_wide; ++c) {
                 unsigned b[4];
@@ -224,16 +210,14 @@ __global__ void __launch_bounds__(all_threads, 1) keys_kernel(TensorScan r, Dst 
             unsigned* const out = static_cast<unsigned*>(dc.data) + (to.v(i) + pair) / 2;
             float dstep = 0.0f;
 #pragma unroll
-            for (int c = 0; c < own_across * 2; ++c) {
-                const int column = side * own_across * 16 + c * 8;
+            for (int c = 0; c < pieces; ++c) {
+                const int column = piece_of<pieces>(side, c) * 8;
                 if (column >= r.s.value_dim) continue;
                 const float2 v = Values::pair(values, i, column + pair), g = Values::pair(dout, i, column + pair);
-                const float(&two)[4] = du[c / 2][c % 2];
-                dstep += two[half * 2] * v.x + two[half * 2 + 1] * v.y;
+                const float low = du[c][half * 2], high = du[c][half * 2 + 1];
+                dstep += low * v.x + high * v.y;
                 skipped += g.x * v.x + g.y * v.y;
-                if (i < z.n)
-                    out[column / 2] =
-                        both(step[half] * two[half * 2] + skip * g.x, step[half] * two[half * 2 + 1] + skip * g.y);
+                if (i < z.n) out[column / 2] = both(step[half] * low + skip * g.x, step[half] * high + skip * g.y);
             }
             dstep = quad_sum(dstep);
             const float of_row = quad_sum(down[half]) * step[half];

@@ -103,8 +103,9 @@ struct Tile : Operands<Tile<columns, swizzled_>> {
     __device__ static void load(unsigned tile, int rows, const Element* x, std::int64_t step, int n,
                                 int width = columns) {
         const int t = static_cast<int>(threadIdx.x);
-        if constexpr (block % (packs * 8) == 0) { // a thread keeps its pack of the rows, and what changes their places
-            constexpr int down = block / packs;
+        constexpr int down = block / packs / 8 * 8; // rows at once
+        if constexpr (down > 0) { // a thread keeps its pack of the rows, and what changes their places
+            if (down * packs < block && t >= down * packs) return;
             const int row = t / packs, j = t % packs;
             const bool within = j * pack < width;
             const Element* from = x + row * step + j * pack;

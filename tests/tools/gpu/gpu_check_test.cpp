@@ -84,7 +84,7 @@ TEST_CASE("gpu-check: what a sanitizer reports, of libraries left out") {
     const Folder folder;
     set_up(folder, "", "10.0");
     folder.write("compute-sanitizer", R"(#!/bin/sh
-echo "$*" >> asked_for
+echo "$CUDA_MODULE_LOADING $*" >> asked_for
 race() { echo "========= Error: Race reported between Write access at $1+0x520 in a.cu:13"; }
 case "$*" in
 *memcheck*) echo '========= ERROR SUMMARY: 0 errors' ;;
@@ -103,6 +103,7 @@ esac
     CHECK(sanitizers("gemm*,cross*").status == 0);
     CHECK(Json::parse(folder.read("out.json"))["rows"].size() == 4);
     CHECK(folder.read("asked_for").find("-tc=gemm: one? two") != std::string::npos);
+    CHECK(folder.read("asked_for").rfind("LAZY --tool ", 0) == 0);
     CHECK(sanitizers("*").status == 1);
     const Json document = Json::parse(folder.read("out.json"));
     CHECK(document["device"] == "NVIDIA X");
