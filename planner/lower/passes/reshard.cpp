@@ -192,42 +192,52 @@ private:
         return id;
     }
 
+    struct Apart { // elements [begin, end) of a bucket's gradients and their sums in FP32
+        std::int64_t begin, end;
+        program::TensorId sums;
+    };
+    struct Write { // of elements [begin, end) of a bucket's gradients
+        std::int64_t begin, end;
+        program::TensorId id;
+        program::Op* op;
+    };
+    std::vector<Write> writes_in_order(const program::Bucket& b, program::Template& tmpl) {
+        std::vector<Write> list;
+        for (program::Op& op : tmpl.ops) {
+            if (!writes(op, b)) continue;
+            for (const program::TensorId id : op.out)
+                if (const std::int64_t begin = begin_in(b, id); begin >= 0)
+                    list.push_back({begin, begin + tensor(id).elements(), id, &op});
+        }
+        std::sort(list.begin(), list.end(), [](const Write& x, const Write& y) { return x.begin < y.begin; });
+        return list;
+    }
+    // What is not written by one product alone; neighbours are one part.
+    std::vector<Apart> parts_of_sums(const std::vector<Write>& list) {
+        std::vector<Apart> parts;
+        for (std::size_t i = 0, next = 0; i < list.size(); i = next) { // [i, next) overlap.
+            std::int64_t end = list[i].end;
+            for (next = i + 1; next < list.size() && list[next].begin < end; ++next)
+                end = std::max(end, list[next].end);
+            if (next == i + 1 && rounds_once(*list[i].op, tensor(list[i].id))) continue;
+            if (parts.empty() || parts.back().end != list[i].begin)
+                parts.push_back({list[i].begin, end, program::no_tensor});
+            parts.back().end = end;
+        }
+        return parts;
+    }
     // Whole gradients in BF16 are what products write there, each rounded once. What else adds to them, or writes an
     // element twice, sums in FP32 beside them.
     void sum_apart(program::Template& tmpl) {
-        struct Write {
-            std::int64_t begin, end;
-            program::TensorId id;
-            program::Op* op;
-        };
         for (const program::Bucket& b : program_.buckets) {
             if (!b.resharded()) continue;
-            std::vector<Write> writes_of_b;
-            for (program::Op& op : tmpl.ops) {
-                if (!writes(op, b)) continue;
-                for (const program::TensorId id : op.out)
-                    if (const std::int64_t begin = begin_in(b, id); begin >= 0)
-                        writes_of_b.push_back({begin, begin + tensor(id).elements(), id, &op});
-            }
-            std::sort(writes_of_b.begin(), writes_of_b.end(),
-                      [](const Write& x, const Write& y) { return x.begin < y.begin; });
-            std::vector<Apart> parts;
-            for (std::size_t i = 0, j = 0; i < writes_of_b.size(); i = j) { // [i, j) overlap
-                const std::int64_t begin = writes_of_b[i].begin;
-                std::int64_t end = begin;
-                do end = std::max(end, writes_of_b[j].end);
-                while (++j < writes_of_b.size() && writes_of_b[j].begin < end);
-                if (j == i + 1 && rounds_once(*writes_of_b[i].op, tensor(writes_of_b[i].id))) continue;
-                if (!parts.empty() && parts.back().end == begin)
-                    parts.back().end = end;
-                else
-                    parts.push_back({begin, end, program::no_tensor});
-            }
-            const program::Tensor whole = tensor(b.whole_gradients);
+            const std::vector<Write> list = writes_in_order(b, tmpl);
+            std::vector<Apart> parts = parts_of_sums(list);
+            const program::Tensor whole = tensor(b.whole_gradients); // This is a copy, as tensors are added below.
             for (Apart& part : parts) {
                 part.sums = emit::add_flat(program_, whole.name + ".sums", program::Dtype::f32, whole.storage,
                                            part.end - part.begin, whole.chunk);
-                for (const Write& write : writes_of_b) {
+                for (const Write& write : list) {
                     if (write.begin < part.begin || write.end > part.end) continue;
                     program::Tensor& t = tensor(write.id);
                     t.dtype = program::Dtype::f32;
@@ -292,10 +302,6 @@ private:
         }
     }
 
-    struct Apart { // elements [begin, end) of a bucket's gradients and their sums in FP32
-        std::int64_t begin, end;
-        program::TensorId sums;
-    };
     program::Program& program_;
     bool adds_;                                                       // the stack zeroes and adds by ops of their own
     bool reduces_bf16_;                                               // whole gradients are in BF16
