@@ -75,14 +75,15 @@ void launch_rows(const Call& call) {
     launch<row_tiles, Config<form, 256, 4, 2, Pair::along_n>, Config<form, 192, 5, 1, Pair::along_n, Turns::in_turn>,
            Config<form, 128, 6, 2, Pair::along_n>>(call);
 }
-// Results are so many bytes for the products of few rows that they always leave beside the next tile's products.
+// Results are so many bytes for the products of few rows that they always leave beside the next tile's products. Those
+// of BF16 need fewer buffers, which leaves room for another stage.
 template <Update update, bool low>
 void launch_gradient(const Call& call) {
     constexpr GroupedProduct form = GroupedProduct::wgrad;
-    constexpr int stages = 256 / sm90::gradient_k;
-    launch<gradient_tiles, Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update, Sides::given, low>,
-           Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update, Sides::swapped, low>,
-           Config<form, 128, stages + stages / 4, 4, Pair::along_n, Turns::in_turn, update, Sides::given, low>>(call);
+    constexpr int stages = low ? 5 : 4, buffers = low ? 1 : 4;
+    launch<gradient_tiles, Config<form, 192, stages, buffers, Pair::along_m, Turns::in_turn, update, Sides::given, low>,
+           Config<form, 192, stages, buffers, Pair::along_m, Turns::in_turn, update, Sides::swapped, low>,
+           Config<form, 128, 5, 4, Pair::along_n, Turns::in_turn, update, Sides::given, low>>(call);
 }
 
 bool takes(const GroupedShape& s, Src a, Src b, Dst c) {
