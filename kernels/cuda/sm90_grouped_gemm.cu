@@ -39,7 +39,8 @@ Maps maps_of(const Call& call, bool swapped) {
     default:
         return {sm90::group_map_of<__nv_bfloat16>(call.a.data, s.n, sm90::gradient_k),
                 sm90::group_map_of<__nv_bfloat16>(call.b.data, s.k, sm90::gradient_k),
-                sm90::map_of<float>(call.c.data, s.k, s.n, s.groups, swapped ? 32 : 64)};
+                call.c.type == Type::bf16 ? sm90::map_of<__nv_bfloat16>(call.c.data, s.k, s.n, s.groups)
+                                          : sm90::map_of<float>(call.c.data, s.k, s.n, s.groups, swapped ? 32 : 64)};
     }
 }
 
@@ -74,20 +75,22 @@ void launch_rows(const Call& call) {
     launch<row_tiles, Config<form, 256, 4, 2, Pair::along_n>, Config<form, 192, 5, 1, Pair::along_n, Turns::in_turn>,
            Config<form, 128, 6, 2, Pair::along_n>>(call);
 }
-// FP32 results are so many bytes for the products of few rows that they always leave beside the next tile's products.
-template <Update update>
+// Results are so many bytes for the products of few rows that they always leave beside the next tile's products. Those
+// of BF16 need fewer buffers, which leaves room for another stage.
+template <Update update, bool low>
 void launch_gradient(const Call& call) {
     constexpr GroupedProduct form = GroupedProduct::wgrad;
-    constexpr int stages = 256 / sm90::gradient_k;
-    launch<gradient_tiles, Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update>,
-           Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update, Sides::swapped>,
-           Config<form, 128, stages + stages / 4, 4, Pair::along_n, Turns::in_turn, update>>(call);
+    constexpr int stages = low ? 5 : 4, buffers = low ? 1 : 4;
+    launch<gradient_tiles, Config<form, 192, stages, buffers, Pair::along_m, Turns::in_turn, update, Sides::given, low>,
+           Config<form, 192, stages, buffers, Pair::along_m, Turns::in_turn, update, Sides::swapped, low>,
+           Config<form, 128, 5, 4, Pair::along_n, Turns::in_turn, update, Sides::given, low>>(call);
 }
 
 bool takes(const GroupedShape& s, Src a, Src b, Dst c) {
-    const Type result = s.product == GroupedProduct::wgrad ? Type::f32 : Type::bf16;
-    return a.type == Type::bf16 && b.type == Type::bf16 && c.type == result && s.n % 8 == 0 && s.k % 8 == 0 &&
-           (s.product != GroupedProduct::wgrad || s.capacity <= ptx::GroupBox::span) &&
+    const bool wgrad = s.product == GroupedProduct::wgrad; // BF16 gradients are set; they are summed in FP32.
+    const bool result = c.type == Type::bf16 ? !wgrad || !s.accumulate : wgrad;
+    return a.type == Type::bf16 && b.type == Type::bf16 && result && s.n % 8 == 0 && s.k % 8 == 0 &&
+           (!wgrad || s.capacity <= ptx::GroupBox::span) &&
            sm90::within_reach({a.data, b.data, c.data}, {s.n, s.k, s.capacity});
 }
 
@@ -108,7 +111,12 @@ bool sm90_grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* 
         launch_rows<GroupedProduct::dgrad>(call);
         break;
     case GroupedProduct::wgrad:
-        s.accumulate ? launch_gradient<Update::add>(call) : launch_gradient<Update::store>(call);
+        if (s.accumulate) {
+            launch_gradient<Update::add, false>(call);
+        } else {
+            c.type == Type::bf16 ? launch_gradient<Update::store, true>(call)
+                                 : launch_gradient<Update::store, false>(call);
+        }
         break;
     }
     return true;

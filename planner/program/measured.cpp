@@ -194,8 +194,12 @@ double beside_work(const std::string& key, const std::vector<double>& sides) {
 }
 
 CostPoint cost_point(const Op& op, const Program& program) {
-    CostPoint point{measured_key(op, program), "", op.flops > 0.0 ? op.flops : op.bytes, {}};
-    if (sets_gradient(op)) point.adding = measured_key(adding(op), program);
+    CostPoint point{measured_key(op, program), {}, op.flops > 0.0 ? op.flops : op.bytes, {}};
+    if (sets_gradient(op)) {
+        const char* const wide = point.key.ends_with(".bf16") ? ".to-f32" : "";
+        if (*wide != '\0') point.longer.push_back(point.key + wide);
+        point.longer.push_back(measured_key(adding(op), program) + wide);
+    }
     if (!shapeless(op.kind)) point.sides = std::visit(Sides{op, program}, op.attr);
     return point;
 }

@@ -38,8 +38,10 @@ bool is_large_product(const Op& op, double seconds, const machine::Hardware& har
 
 struct CostPoint {
     std::string key;
-    std::string adding; // for a product that sets a gradient: the key of the one that adds to it, which takes longer
-    double work = 0.0;  // FLOPs; bytes where there are none
+    // For a product that sets a gradient: the keys of those that take longer, the next one first, for profiles that
+    // lack its own. One that sets BF16 is followed by the one that sets FP32, and then comes the one that adds.
+    std::vector<std::string> longer;
+    double work = 0.0; // FLOPs; bytes where there are none
     std::vector<double>
         sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts
 };

@@ -353,7 +353,8 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
     if (!hardware.measured.empty()) {
         const program::CostPoint at = program::cost_point(op, program);
         const MeasuredFamily* family = machine_.measured.find(at.key);
-        if (family == nullptr && !at.adding.empty()) family = machine_.measured.find(at.adding);
+        for (std::size_t i = 0; family == nullptr && i < at.longer.size(); ++i)
+            family = machine_.measured.find(at.longer[i]);
         // Families are measured on whole rows.
         if (family != nullptr)
             return among_others(op, family->seconds(at.work, at.sides) *

@@ -7,9 +7,9 @@ PART: only products whose name begins so, such as "wgrad E4M3".
 
 Needs PyTorch 2.9 or later on a Hopper GPU. Rows per expert are drawn from a Dirichlet distribution (alpha 8). Every
 result is first held to FP32 products of PyTorch per expert. Times are medians of CUDA events, one call each, the
-variants in turn. "torch" is torch._grouped_mm; its wgrad sets BF16 where ours sets FP32, and "wgrad +=" adds to FP32
-gradients in both. E4M3 has FP32 scales of 1 x 128 and 128 x 128 elements in ours, of whole rows in
-torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS. "wgrad E4M3" has scales of 128 rows x 1 column on
+variants in turn. "torch" is torch._grouped_mm. Its wgrad sets BF16, as ours does in "wgrad BF16"; in "wgrad" ours sets
+FP32, and "wgrad +=" adds to FP32 gradients in both. E4M3 has FP32 scales of 1 x 128 and 128 x 128 elements in ours, of
+whole rows in torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS. "wgrad E4M3" has scales of 128 rows x 1 column on
 both sides and FP32 gradients; "bf16" is our wgrad of BF16 rows, "quantize" the time of bringing both operands from BF16
 rows to columns of E4M3, counted as if it were the product. The last lines are dense products in E4M3 with scales of
 1 x 128 and 128 x 128 elements on both sides, cuBLASLt's by torch._scaled_mm, which wants the scales of a column of
@@ -22,8 +22,8 @@ import torch
 
 from timing import medians
 
-FORMS = ("forward", "dgrad", "wgrad", "wgrad +=")
-FORWARD, DGRAD, WGRAD, WGRAD_ADDS = range(4)
+FORMS = ("forward", "dgrad", "wgrad", "wgrad +=", "wgrad BF16")
+FORWARD, DGRAD, WGRAD, WGRAD_ADDS, WGRAD_BF16 = range(5)
 # experts, rows, n, k: fine-grained experts, coarse ones, and a small model's
 SHAPES = (
     (128, 65536, 1536, 2048),
@@ -44,7 +44,7 @@ BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 def load(path):
     library = ctypes.CDLL(path)
-    library.moe_grouped_gemm.argtypes = [ctypes.c_int] * 3 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
+    library.moe_grouped_gemm.argtypes = [ctypes.c_int] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
     library.moe_scaled_gemm.argtypes = [ctypes.c_int] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 7
     library.moe_quantize_columns.argtypes = [ctypes.c_int] + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 7
     library.moe_scaled_wgrad.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 7
@@ -62,7 +62,7 @@ def operands(form, counts, rows, n, k):
     a = torch.randn(rows, k if form == FORWARD else n, **BF16)
     if form >= WGRAD:
         start = torch.zeros if form == WGRAD_ADDS else torch.empty
-        c = start(len(counts), n, k, device="cuda")
+        c = start(len(counts), n, k, device="cuda", dtype=torch.bfloat16 if form == WGRAD_BF16 else torch.float32)
         return a, torch.randn(rows, k, **BF16), c if form == WGRAD_ADDS else c.fill_(float("nan"))
     c = torch.full((rows, n if form == FORWARD else k), float("nan"), **BF16)
     return a, torch.randn(len(counts), n, k, **BF16), c
@@ -113,7 +113,8 @@ def compare(library, form, shape, repeats):
     pointers = [t.data_ptr() for t in (a, b, on_device, c)]
 
     def ours():
-        if library.moe_grouped_gemm(min(form, WGRAD), form == WGRAD_ADDS, experts, n, k, rows, *pointers, stream):
+        low = c.dtype == torch.bfloat16
+        if library.moe_grouped_gemm(min(form, WGRAD), form == WGRAD_ADDS, low, experts, n, k, rows, *pointers, stream):
             sys.exit(1)
 
     ours()
@@ -123,7 +124,7 @@ def compare(library, form, shape, repeats):
     weight = a if form >= WGRAD else b[0].t() if form == FORWARD else b[0]
     dense = lambda: a.t() @ b if form >= WGRAD else a @ weight
     calls = {"ours": ours, "torch": product if form != WGRAD_ADDS else lambda: c.add_(product()), "dense": dense}
-    report(shape, FORMS[form], calls, error, 1e-5 if form >= WGRAD else 4e-3, repeats)
+    report(shape, FORMS[form], calls, error, 1e-5 if c.dtype == torch.float32 else 4e-3, repeats)
 
 
 def compare_scaled(library, shape, repeats):
@@ -218,7 +219,7 @@ def compare_scaled_wgrad(library, form, shape, repeats):
             sys.exit(1)
 
     def bf16():
-        if library.moe_grouped_gemm(WGRAD, adds, experts, n, k, rows, *wide, stream):
+        if library.moe_grouped_gemm(WGRAD, adds, False, experts, n, k, rows, *wide, stream):
             sys.exit(1)
 
     ours()

@@ -26,12 +26,12 @@ int run(Call call) {
 
 } // namespace
 
-// BF16 operands; C is FP32 for wgrad and BF16 otherwise.
-extern "C" int moe_grouped_gemm(int product, int accumulate, int groups, std::int64_t n, std::int64_t k,
+// BF16 operands; C is BF16 where `low` is not 0 and FP32 otherwise.
+extern "C" int moe_grouped_gemm(int product, int accumulate, int low, int groups, std::int64_t n, std::int64_t k,
                                 std::int64_t capacity, const void* a, const void* b, const std::int32_t* counts,
                                 void* c, void* stream) {
     const auto form = static_cast<moe::GroupedProduct>(product);
-    const moe::Type result = form == moe::GroupedProduct::wgrad ? moe::Type::f32 : moe::Type::bf16;
+    const moe::Type result = low != 0 ? moe::Type::bf16 : moe::Type::f32;
     return run([&](const moe::Kernels& table) {
         table.grouped_gemm({form, groups, n, k, capacity, accumulate != 0}, {a, moe::Type::bf16}, {b, moe::Type::bf16},
                            counts, {c, result}, stream);

@@ -8,7 +8,8 @@ import sys
 LIBRARIES = ["tools/bench/libbench-grouped-gemm.so", "tools/bench/libbench-attention.so"]
 ROUNDS = 5
 
-# By experts, rows, n and k, what ours reach of PyTorch's: BF16 in its three forms, E4M3 forward. Other lines have no bar.
+# By experts, rows, n and k, what ours reach of PyTorch's: BF16 in its three forms, of gradients
+# also as BF16 as theirs are, E4M3 forward. Other lines have no bar.
 GROUPED = {
     (128, 65536, 1536, 2048): (1.10, 1.0),
     (128, 65536, 2048, 768): (1.10, 1.0),
@@ -30,7 +31,8 @@ def grouped(said):
         if m := GROUPED_LINE.match(line):
             shape, what = tuple(map(int, m.groups()[:4])), m[5]
             bars = GROUPED.get(shape, (None, None))
-            bar = {"forward": bars[0], "dgrad": bars[0], "wgrad": bars[0], "forward E4M3": bars[1]}.get(what)
+            bar = {"forward": bars[0], "dgrad": bars[0], "wgrad": bars[0], "wgrad BF16": bars[0],
+                   "forward E4M3": bars[1]}.get(what)
             yield f"{shape[0]} experts, {shape[1]:,} rows, {shape[2]}x{shape[3]}, {what}", float(m[6]), float(m[7]), bar
 
 

@@ -23,9 +23,10 @@ struct Maps { // maps with a plane for each group of a weight or its gradient, o
 };
 
 // Shared memory holds `stages` of operands and, for each of the two warpgroups, `buffers` of 8 KiB of results: of 64
-// rows of 128 bytes, or, where a gradient's sides are swapped, of twice 32.
+// rows of 128 bytes, or, where an FP32 gradient's sides are swapped, of twice 32. `low`: results in BF16, else in FP32.
 template <GroupedProduct form, int columns, int stage_count, int buffer_count, Pair neighbours,
-          Turns warpgroups = Turns::together, Update result = Update::store, Sides operands = Sides::given>
+          Turns warpgroups = Turns::together, Update result = Update::store, Sides operands = Sides::given,
+          bool low = form != GroupedProduct::wgrad>
 struct Config {
     static constexpr GroupedProduct product = form;
     static constexpr int tile_m = 128, tile_n = columns, stages = stage_count, buffers = buffer_count;
@@ -42,7 +43,7 @@ struct Config {
     static constexpr int box_bytes = tile_k * 128, a_boxes = tile_m / 64, b_boxes = tile_n / 64;
     static constexpr int stage_bytes = (a_boxes + b_boxes) * box_bytes;
     static constexpr int consumers = 2, threads = 128 * (1 + consumers), readers = 1 + 128 * consumers;
-    static constexpr bool narrow = !wgrad; // results in BF16, else in FP32
+    static constexpr bool narrow = low;
     static constexpr int buffer_bytes = 8192, result_columns = narrow ? 64 : 32;
     static constexpr int parts = tile_n / result_columns;
     static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * buffer_bytes;

@@ -1,4 +1,4 @@
-// The way of a tile's sums to device memory: rows of BF16 are written, FP32 gradients are added to.
+// The way of a tile's sums to device memory: BF16 or FP32, written or, of gradients, added to.
 #pragma once
 
 #include "kernels/cuda/ptx/tma.cuh"
@@ -87,11 +87,11 @@ private:
     // The boxes of a part that begins `at` an element of what is computed.
     template <class Move>
     __device__ static void each_box(ptx::Box at, unsigned buffer, const Move& move) {
-        if constexpr (C::swapped) {
-            move(ptx::Box{at.row, at.inner, at.plane}, buffer);
-            move(ptx::Box{at.row + 32, at.inner, at.plane}, buffer + C::buffer_bytes / 2);
-        } else {
+        if constexpr (!C::swapped) {
             move(at, buffer);
+        } else {
+            move(ptx::Box{at.row, at.inner, at.plane}, buffer);
+            if constexpr (!C::narrow) move(ptx::Box{at.row + 32, at.inner, at.plane}, buffer + C::buffer_bytes / 2);
         }
     }
     // One part of C to the next buffer.
@@ -104,10 +104,10 @@ private:
         if (++fetched_ == C::buffers) fetched_ = 0;
     }
     __device__ void put(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
-        if constexpr (C::swapped) {
-            put_transposed(buffer, sum, first);
-        } else if constexpr (C::narrow) {
+        if constexpr (C::narrow) {
             put_bf16(buffer, sum, first);
+        } else if constexpr (C::swapped) {
+            put_transposed(buffer, sum, first);
         } else {
             put_f32(buffer, sum, first);
         }
@@ -159,16 +159,19 @@ private:
         }
     }
     __device__ void put_bf16(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
-        const int lane = thread_ % warp_size, row = thread_ / warp_size * 16 + lane % 16;
+        const int lane = thread_ % warp_size, warp = thread_ / warp_size;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) { // 16 x 16 elements of a warp
-            const unsigned at = place(buffer, row, j * 2 + lane / 16);
+        for (int j = 0; j < 4; ++j) { // 16 x 16 elements of a warp, of which a lane has the place of eight
+            const unsigned at = C::swapped ? place(buffer, j * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2)
+                                           : place(buffer, warp * 16 + lane % 16, j * 2 + lane / 16);
             unsigned r[4], c[4] = {};
-            if constexpr (C::update == Update::add)
+            if constexpr (C::update == Update::add) {
+                static_assert(!C::swapped);
                 asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                              : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
                              : "r"(at)
                              : "memory");
+            }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float low = sum[first + j * 8 + i * 2], high = sum[first + j * 8 + i * 2 + 1];
@@ -176,9 +179,15 @@ private:
                     low += __uint_as_float(c[i] << 16), high += __uint_as_float(c[i] & 0xffff0000u);
                 asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r[i]) : "f"(high), "f"(low));
             }
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]),
-                         "r"(r[1]), "r"(r[2]), "r"(r[3])
-                         : "memory");
+            if constexpr (C::swapped) {
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                             "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                             : "memory");
+            } else {
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]),
+                             "r"(r[1]), "r"(r[2]), "r"(r[3])
+                             : "memory");
+            }
         }
     }
     // The rows of the buffer that are the group's.

@@ -132,9 +132,7 @@ program::Op& Builder::gemm(program::TensorId a, program::TensorId b, program::Te
 Weight Builder::weight(const std::string& key, std::int64_t n, std::int64_t k) {
     Weight weight = parameters_.weight(program_, key, n, k);
     if (weight.gradient == program::no_tensor && !parameters_.decays(key))
-        weight.gradient =
-            tensor(key + ".unused_gradient",
-                   plan_.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32, n, k);
+        weight.gradient = tensor(key + ".unused_gradient", gradient_dtype(plan_), n, k);
     return weight;
 }
 

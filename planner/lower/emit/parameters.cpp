@@ -302,7 +302,7 @@ void ParameterSet::add_matrices(program::Program& program, std::size_t index) {
 
 void ParameterSet::add_buffers(program::Program& program) {
     const program::Dtype act = activation_dtype(plan_.precision);
-    const program::Dtype sums = gradient_dtype(plan_);
+    const program::Dtype reduced = reduces_copy(plan_) ? program::Dtype::bf16 : gradient_dtype(plan_);
     // Buckets of one kind in layers of even or odd places share their buffers: the next layer's weights arrive while
     // this one computes, and no sooner. The ends of the model have their own.
     using Turn = std::tuple<plan::Domain, std::uint16_t, program::Dtype, int>;
@@ -324,12 +324,12 @@ void ParameterSet::add_buffers(program::Program& program) {
         const program::TensorId gathered =
             add_flat(program, name + ".gathered", low_weights ? low : plain, program::Storage::activation,
                      low_weights ? 2 * most : most, chunk_);
-        const program::TensorId sums_id =
-            add_flat(program, name + ".whole_gradients", sums, program::Storage::activation, most, chunk_);
+        const program::TensorId whole_gradients =
+            add_flat(program, name + ".whole_gradients", reduced, program::Storage::activation, most, chunk_);
         for (const std::size_t i : members) {
             program::Bucket& b = buckets_[i];
             b.gathered = gathered;
-            b.whole_gradients = sums_id;
+            b.whole_gradients = whole_gradients;
             if (low_weights)
                 b.staging = add_flat(program, fmt::format("chunk{}.bucket{}.staging", chunk_, i), program::Dtype::bf16,
                                      program::Storage::activation, b.elements, chunk_);

@@ -33,9 +33,7 @@ std::vector<Run> runs_of(const program::Template& tmpl) {
 class Resharder {
 public:
     Resharder(program::Program& program, const plan::Plan& plan)
-        : program_(program),
-          adds_(plan::stack_traits(plan).adds_to_shards),
-          copies_gradients_(emit::reduces_copy(plan)) {
+        : program_(program), adds_(plan::stack_traits(plan).adds_to_shards), reduces_bf16_(emit::reduces_copy(plan)) {
         for (const program::Bucket& b : program.buckets) gathered_.insert(b.gathered);
     }
 
@@ -44,6 +42,7 @@ public:
     void backward(program::Template& tmpl) {
         for (program::Op& op : tmpl.ops)
             for (program::TensorId& id : op.in) id = again(id, op.layer);
+        if (reduces_bf16_) sum_apart(tmpl);
         if (adds_) settle_gradients(tmpl);
         rewrite(tmpl, true);
     }
@@ -135,9 +134,16 @@ private:
     // Ops of layers that take turns with a buffer write the same tensor.
     bool writes(const program::Op& op, const program::Bucket& b) {
         if (op.layer != b.layer) return false;
-        return std::any_of(op.out.begin(), op.out.end(), [&](program::TensorId id) {
-            return id != program::no_tensor && tensor(id).base == b.whole_gradients;
-        });
+        return std::any_of(op.out.begin(), op.out.end(), [&](program::TensorId id) { return begin_in(b, id) >= 0; });
+    }
+    // The first element of a bucket's gradients that a tensor is; -1 where it is none of them.
+    std::int64_t begin_in(const program::Bucket& b, program::TensorId id) {
+        if (id == program::no_tensor) return -1;
+        const program::Tensor& t = tensor(id);
+        if (t.base == b.whole_gradients) return t.offset;
+        for (const Apart& part : apart_[b.gradient_shard])
+            if (t.base == part.sums) return part.begin + t.offset;
+        return -1;
     }
     void reduce(const program::Bucket& b, const program::Template& tmpl,
                 std::vector<std::vector<program::Op>>& behind) {
@@ -146,10 +152,10 @@ private:
             const auto bytes = [](program::Dtype dtype, std::int64_t n) {
                 return static_cast<double>(program::bytes_of(dtype, n));
             };
-            const program::TensorId whole = copies_gradients_ ? narrowed(b, behind[i]) : b.whole_gradients;
-            const program::Dtype dtype = tensor(whole).dtype;
-            const program::TensorId reduced = adds_ ? own_part(b, whole) : b.gradient_shard;
-            program::Op sum = make(program::OpKind::reduce_scatter, b, true, whole, {reduced});
+            round(b, behind[i]);
+            const program::Dtype dtype = tensor(b.whole_gradients).dtype;
+            const program::TensorId reduced = adds_ ? own_part(b) : b.gradient_shard;
+            program::Op sum = make(program::OpKind::reduce_scatter, b, true, b.whole_gradients, {reduced});
             sum.bytes = bytes(dtype, b.elements);
             behind[i].push_back(std::move(sum));
             if (!adds_) return;
@@ -161,30 +167,93 @@ private:
             return;
         }
     }
-    // The BF16 copy of a bucket's whole gradients that is reduced.
-    program::TensorId narrowed(const program::Bucket& b, std::vector<program::Op>& ops) {
-        const program::Tensor whole = tensor(b.whole_gradients);
-        const program::TensorId copy = emit::add_flat(program_, whole.name + ".bf16", program::Dtype::bf16,
-                                                      whole.storage, b.elements, whole.chunk);
-        program::Op op = make(program::OpKind::cast, b, true, b.whole_gradients, {copy});
-        op.bytes = narrow_op(static_cast<double>(b.elements)).bytes;
-        ops.push_back(std::move(op));
-        return copy;
+    // What was summed apart, to its place in what is reduced.
+    void round(const program::Bucket& b, std::vector<program::Op>& ops) {
+        for (const Apart& part : apart_[b.gradient_shard]) {
+            const std::int64_t elements = part.end - part.begin;
+            program::Op op = make(program::OpKind::cast, b, true, part.sums,
+                                  {view(b.whole_gradients, ".rounded", part.begin, elements)});
+            op.bytes = narrow_op(static_cast<double>(elements)).bytes;
+            ops.push_back(std::move(op));
+        }
     }
     // This rank's part of a bucket's whole gradients, in place.
-    program::TensorId own_part(const program::Bucket& b, program::TensorId gradients) {
-        const program::Tensor whole = tensor(gradients);
-        const program::TensorId id = view(whole, gradients, ".reduced", 0, b.elements / b.group_size);
+    program::TensorId own_part(const program::Bucket& b) {
+        const program::TensorId id = view(b.whole_gradients, ".reduced", 0, b.elements / b.group_size);
         tensor(id).shard_group = b.group;
         return id;
     }
-    program::TensorId view(const program::Tensor& whole, program::TensorId base, const char* what, std::int64_t from,
-                           std::int64_t elements) {
+    program::TensorId view(program::TensorId base, const char* what, std::int64_t from, std::int64_t elements) {
+        const program::Tensor whole = tensor(base); // This is a copy, as a tensor is added below.
         const program::TensorId id =
             emit::add_flat(program_, whole.name + what, whole.dtype, whole.storage, elements, whole.chunk);
         tensor(id).base = base;
         tensor(id).offset = from;
         return id;
+    }
+
+    struct Apart { // elements [begin, end) of a bucket's gradients and their sums in FP32
+        std::int64_t begin, end;
+        program::TensorId sums;
+    };
+    struct Write { // of elements [begin, end) of a bucket's gradients
+        std::int64_t begin, end;
+        program::TensorId id;
+        program::Op* op;
+    };
+    std::vector<Write> writes_in_order(const program::Bucket& b, program::Template& tmpl) {
+        std::vector<Write> list;
+        for (program::Op& op : tmpl.ops) {
+            if (!writes(op, b)) continue;
+            for (const program::TensorId id : op.out)
+                if (const std::int64_t begin = begin_in(b, id); begin >= 0)
+                    list.push_back({begin, begin + tensor(id).elements(), id, &op});
+        }
+        std::sort(list.begin(), list.end(), [](const Write& x, const Write& y) { return x.begin < y.begin; });
+        return list;
+    }
+    // What is not written by one product alone; neighbours are one part.
+    std::vector<Apart> parts_of_sums(const std::vector<Write>& list) {
+        std::vector<Apart> parts;
+        for (std::size_t i = 0, next = 0; i < list.size(); i = next) { // [i, next) overlap.
+            std::int64_t end = list[i].end;
+            for (next = i + 1; next < list.size() && list[next].begin < end; ++next)
+                end = std::max(end, list[next].end);
+            if (next == i + 1 && rounds_once(*list[i].op, tensor(list[i].id))) continue;
+            if (parts.empty() || parts.back().end != list[i].begin)
+                parts.push_back({list[i].begin, end, program::no_tensor});
+            parts.back().end = end;
+        }
+        return parts;
+    }
+    // Whole gradients in BF16 are what products write there, each rounded once. What else adds to them, or writes an
+    // element twice, sums in FP32 beside them.
+    void sum_apart(program::Template& tmpl) {
+        for (const program::Bucket& b : program_.buckets) {
+            if (!b.resharded()) continue;
+            const std::vector<Write> list = writes_in_order(b, tmpl);
+            std::vector<Apart> parts = parts_of_sums(list);
+            const program::Tensor whole = tensor(b.whole_gradients); // This is a copy, as tensors are added below.
+            for (Apart& part : parts) {
+                part.sums = emit::add_flat(program_, whole.name + ".sums", program::Dtype::f32, whole.storage,
+                                           part.end - part.begin, whole.chunk);
+                for (const Write& write : list) {
+                    if (write.begin < part.begin || write.end > part.end) continue;
+                    program::Tensor& t = tensor(write.id);
+                    t.dtype = program::Dtype::f32;
+                    t.base = part.sums;
+                    t.offset = write.begin - part.begin;
+                    write.op->bytes += 2.0 * static_cast<double>(t.elements()); // beside those of BF16
+                }
+            }
+            apart_[b.gradient_shard] = std::move(parts);
+        }
+    }
+    // True of a product of BF16 that makes all of a gradient at once.
+    bool rounds_once(program::Op& op, const program::Tensor& gradient) {
+        const std::size_t operands = op.kind == program::OpKind::grouped_gemm ? 3 : 2;
+        return adds(op, gradient) != nullptr && op.in.size() == operands &&
+               tensor(op.in[0]).dtype == program::Dtype::bf16 && tensor(op.in[1]).dtype == program::Dtype::bf16;
     }
 
     // The first product that writes a whole gradient sets it; those behind it add to it.
@@ -195,9 +264,10 @@ private:
             for (program::Op& op : tmpl.ops) {
                 if (!writes(op, b)) continue;
                 for (const program::TensorId id : op.out) {
-                    if (id == program::no_tensor || tensor(id).base != b.whole_gradients) continue;
+                    const std::int64_t begin = begin_in(b, id);
+                    if (begin < 0) continue;
                     const program::Tensor& t = tensor(id);
-                    const std::int64_t begin = t.offset, end = t.offset + t.elements();
+                    const std::int64_t end = begin + t.elements();
                     bool* const add = adds(op, t);
                     const bool set = add != nullptr && !written.overlaps(begin, end);
                     if (add != nullptr && !set && !*add) op.bytes += t.expected_bytes();
@@ -213,19 +283,29 @@ private:
         const auto first =
             std::find_if(tmpl.ops.begin(), tmpl.ops.end(), [&](const program::Op& op) { return writes(op, b); });
         if (first == tmpl.ops.end()) return;
-        const program::Tensor whole = tensor(b.whole_gradients);
-        for (const auto& [from, to] : written_[b.gradient_shard].unset(b.elements)) {
-            program::Op op = make(program::OpKind::zero, b, true, program::no_tensor,
-                                  {view(whole, b.whole_gradients, ".unset", from, to - from)});
+        const auto zero_part = [&](program::TensorId base, std::int64_t from, std::int64_t to) {
+            if (from >= to) return;
+            program::Op op =
+                make(program::OpKind::zero, b, true, program::no_tensor, {view(base, ".unset", from, to - from)});
             op.stream = program::Stream::compute;
-            op.bytes = static_cast<double>(program::bytes_of(whole.dtype, to - from));
+            op.bytes = static_cast<double>(program::bytes_of(tensor(base).dtype, to - from));
             before[static_cast<std::size_t>(first - tmpl.ops.begin())].push_back(std::move(op));
+        };
+        for (auto [from, to] : written_[b.gradient_shard].unset(b.elements)) {
+            for (const Apart& part : apart_[b.gradient_shard]) {
+                if (part.end <= from || part.begin >= to) continue;
+                zero_part(b.whole_gradients, from, part.begin);
+                zero_part(part.sums, std::max(from, part.begin) - part.begin, std::min(to, part.end) - part.begin);
+                from = part.end;
+            }
+            zero_part(b.whole_gradients, from, to);
         }
     }
 
     program::Program& program_;
     bool adds_;                                                       // the stack zeroes and adds by ops of their own
-    bool copies_gradients_;                                           // a BF16 copy of gradients is reduced
+    bool reduces_bf16_;                                               // whole gradients are in BF16
+    std::unordered_map<program::TensorId, std::vector<Apart>> apart_; // in order, by the bucket's shard of gradients
     std::unordered_map<program::TensorId, WrittenGradients> written_; // by the bucket's shard of gradients
     std::unordered_map<program::TensorId, program::TensorId> copies_;
     std::unordered_set<program::TensorId> gathered_;

@@ -3,6 +3,7 @@
 #include "engine/ops/backend.hpp"
 #include "engine/train/checkpoint_writer.hpp"
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 #include "tests/engine/train/cuda_parity.hpp"
 #include "tests/support/folder.hpp"
 #include "tests/support/nearly.hpp"
@@ -58,6 +59,19 @@ TEST_CASE("cuda ranks 2: a BF16 copy of gradients is reduced") {
     for (const char* fsdp : {"off", "on"}) {
         const plan::Plan plan = small_plan("qwen3", 2, {{"fsdp", fsdp}, {"gradients", "bf16"}});
         compare(std::string("BF16 gradients, fsdp ") + fsdp, train_on(plan, "cuda"), train_on(plan, "cpu"), 1e-2);
+    }
+}
+
+TEST_CASE("cuda ranks 2: products write gradients in BF16") {
+    if (!has_gpus(2)) return;
+    // Every token goes to every expert: near ties of the router fall either way in BF16.
+    for (const auto& model : {small_model("llama"), small_model("qwen3", {{"num_experts_per_tok", "8"}})}) {
+        const Fields fields{{"fsdp", "on"}, {"gradients", "bf16"}, {"precision", "bf16"}};
+        Fields split = fields;
+        split.emplace_back("tp", "2");
+        const plan::Plan plan = small_plan(model, 2, fields);
+        compare_beside("BF16 gradients of products, " + model->name, train_on(plan, "cuda"), train_on(plan, "cpu"),
+                       train_on(small_plan(model, 4, split), "cpu"), 2.0);
     }
 }
 

@@ -69,11 +69,13 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
 
 TEST_CASE("parts of a step that are records of their own give the bits of its ops") {
     using plan::CudaGraph;
-    const std::pair<const char*, Fields> cases[] = {{"qwen3", {{"ep", "2"}, {"ep_overlap", "on"}}},
-                                                    {"qwen3", {{"fsdp", "on"}, {"recompute", "full"}}},
-                                                    {"llama", {{"tp", "2"}, {"offload", "core_attn+attn_norm"}}},
-                                                    {"qwen3", {{"ep", "2"}, {"capacity", "1.25"}}},
-                                                    {"deepseek3-mtp", {{"pp", "2"}}}};
+    const std::pair<const char*, Fields> cases[] = {
+        {"qwen3", {{"ep", "2"}, {"ep_overlap", "on"}}},
+        {"qwen3", {{"fsdp", "on"}, {"recompute", "full"}}},
+        {"qwen3", {{"fsdp", "on"}, {"gradients", "bf16"}, {"precision", "bf16"}}},
+        {"llama", {{"tp", "2"}, {"offload", "core_attn+attn_norm"}}},
+        {"qwen3", {{"ep", "2"}, {"capacity", "1.25"}}},
+        {"deepseek3-mtp", {{"pp", "2"}}}};
     for (const auto& [model, fields] : cases)
         for (const CudaGraph scopes : {CudaGraph::attn, CudaGraph::mlp | CudaGraph::moe_router, CudaGraph::partial})
             check_same(small_plan(model, 2, fields), model, scopes);

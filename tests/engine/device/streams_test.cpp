@@ -83,7 +83,8 @@ TEST_CASE("streams: ops that touch the same bytes are in order, whatever lies be
                             {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}},
                             {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"ep", "2"}},
                             {{"tp", "2"}, {"ep", "4"}, {"ep_overlap", "on"}, {"recompute", "moe_act+layernorm"}},
-                            {{"cp", "2"}, {"ep", "4"}, {"etp", "1"}}};
+                            {{"cp", "2"}, {"ep", "4"}, {"etp", "1"}},
+                            {{"fsdp", "on"}, {"ep", "2"}, {"precision", "bf16"}, {"gradients", "bf16"}}};
     for (const Fields& fields : cases) {
         const plan::Plan plan = small_plan("qwen3", 4, fields);
         const plan::Mesh mesh(plan);

@@ -270,8 +270,11 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
         if (dice.one_in(2)) degree("fsdp_replicas", copies);
     }
     // Less than FP32 is for models without a choice alone: near ties of the router fall either way in it.
-    if (is_dense(c.model) && dice.one_in(4))
-        c.plan.emplace_back("precision", dice.aside().of({"bf16", "bf16", "bf16", "mxfp8", "nvfp4", "fp8-tensor"}));
+    if (is_dense(c.model) && dice.one_in(4)) {
+        Dice less = dice.aside();
+        c.plan.emplace_back("precision", less.of({"bf16", "bf16", "bf16", "mxfp8", "nvfp4", "fp8-tensor"}));
+        if (less.one_in(2)) c.plan.emplace_back("gradients", "bf16");
+    }
 }
 
 bool accepted(const RandomCase& c) {

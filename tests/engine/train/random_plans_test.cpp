@@ -52,7 +52,7 @@ Trained nudged(const RandomCase& c, std::uint64_t seed) {
 Verdict judge(const RandomCase& c, const Trained& want, std::uint64_t seed = 1) {
     const plan::Plan plan = plan_of(c);
     const Trained got = train_three(plan, seed);
-    if (plan.precision != machine::Precision::fp32) {
+    if (plan.precision != machine::Precision::fp32 || plan.gradients != machine::Precision::fp32) {
         // Single tensors may cancel to their rounding: BF16 is held as a whole. So are emulated precisions, where
         // another order of sums is another code; two draws of stochastic rounding are farther apart than either from
         // what it rounds.

@@ -204,7 +204,7 @@ TEST_CASE("HSDP gathers within a copy, sums over copies once in a step, and coun
     CHECK(std::get<program::ScaleAttr>(scale->attr).factor == 0.5);
 }
 
-TEST_CASE("a BF16 copy of our FP32 gradients is reduced, with casts around it") {
+TEST_CASE("our stack reduces gradients in BF16: a copy of FP32 sums, or what products write under FSDP") {
     plan::Plan plan = llama(8);
     plan.stack = "moe-plan";
     plan.gradients = machine::Precision::bf16;
@@ -213,15 +213,18 @@ TEST_CASE("a BF16 copy of our FP32 gradients is reduced, with casts around it") 
         const program::Program program = lower::lower(plan, 0);
         for (const program::Bucket& b : program.buckets)
             CHECK(program.tensors[static_cast<std::size_t>(b.gradients)].dtype == program::Dtype::f32);
-        double reduced = 0.0;
+        double reduced = 0.0, cast = 0.0;
         for (const program::Template& tmpl : program.templates)
-            for (const program::Op& op : tmpl.ops)
-                if (op.kind == program::OpKind::reduce_scatter) {
-                    CHECK(program.tensors[static_cast<std::size_t>(op.in[0])].dtype == program::Dtype::bf16);
-                    reduced += op.bytes;
-                }
+            for (const program::Op& op : tmpl.ops) {
+                if (op.kind == program::OpKind::cast) cast += op.bytes;
+                if (op.kind != program::OpKind::reduce_scatter) continue;
+                CHECK(program.tensors[static_cast<std::size_t>(op.in[0])].dtype == program::Dtype::bf16);
+                reduced += op.bytes;
+            }
         // Under FSDP the template of the last micro-batch stands beside that of the others.
         const double times = fsdp ? 2.0 : 1.0;
         CHECK(reduced == nearly(times * 2.0 * all).epsilon(1e-3));
+        // There products write BF16, and only the embedding's gradient and norms' are cast.
+        CHECK(cast == nearly(fsdp ? times * 6.0 * end : 6.0 * all * 9.0 / 8.0).epsilon(1e-2));
     }
 }

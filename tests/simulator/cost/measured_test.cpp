@@ -184,6 +184,29 @@ TEST_CASE("measured profiles replace physics, op kind by op kind") {
     CHECK(model(op, program).device < 0.5);
 }
 
+TEST_CASE("a product that sets a gradient costs what the nearest form that was measured does") {
+    moe::machine::Hardware measured = moe::machine::load_hardware("cpu-local");
+    moe::program::Program program;
+    program.tensors.assign(3, moe::program::Tensor{});
+    program.tensors[0].dtype = program.tensors[1].dtype = moe::program::Dtype::bf16;
+    moe::program::Op op;
+    op.kind = moe::program::OpKind::gemm;
+    op.phase = moe::program::Phase::wgrad;
+    op.in = {0, 1}, op.out = {2};
+    op.flops = 1e9;
+    op.attr = moe::program::GemmAttr{.m = 1000, .n = 1000, .k = 500, .transpose_a = true};
+    double seconds = 3.0;
+    for (const char* key : {"gemm.tn+.bf16.to-f32", "gemm.tn.bf16.to-f32", "gemm.tn.bf16"}) {
+        measured.measured[key] = {{1e9, seconds}};
+        const Priced model("", measured);
+        program.tensors[2].dtype = moe::program::Dtype::bf16;
+        CHECK(model(op, program).device == nearly(seconds));
+        program.tensors[2].dtype = moe::program::Dtype::f32;
+        CHECK(model(op, program).device == nearly(std::max(seconds, 2.0)));
+        seconds -= 1.0;
+    }
+}
+
 TEST_CASE("measured collectives: groups of that size cost what was measured, others that over the formula's ratio") {
     moe::machine::Hardware measured = moe::machine::load_hardware("h200");
     measured.measured["all_gather.x2"] = {{1e6, 20e-6}, {1e9, 5e-3}};

@@ -210,6 +210,7 @@ TEST_CASE("gpu-check: what the scripts beside PyTorch say becomes rows, with the
         "grouped",
         R"( 128 experts  65536 rows  2048x768   wgrad        ours   544  torch   498  dense   771  ours/torch 1.09  error 6.1e-07
  128 experts  65536 rows  2048x768   wgrad +=     ours   369  torch   182  dense   773  ours/torch 2.03  error 6.2e-07
+ 128 experts  65536 rows  2048x768   wgrad BF16   ours   600  torch   500  dense   773  ours/torch 1.20  error 1.7e-03
   32 experts  65536 rows  4096x7168  forward E4M3 ours  1191  torch  1270  ours/torch 0.94  error 1.7e-03
    1 experts   8192 rows  5120x2048  dense E4M3   ours  1088  torch  1122  bf16   734  ours/torch 0.97  error 1.7e-03
 )");
@@ -226,6 +227,7 @@ torch 2.11, cuDNN 91900, backward: deterministic
     CHECK(outcome.err.empty());
     CHECK(outcome.out == R"(128 experts, 65,536 rows, 2048x768, wgrad|544.0|498.0|1.1
 128 experts, 65,536 rows, 2048x768, wgrad +=|369.0|182.0|None
+128 experts, 65,536 rows, 2048x768, wgrad BF16|600.0|500.0|1.1
 32 experts, 65,536 rows, 4096x7168, forward E4M3|1191.0|1270.0|1.0
 1 experts, 8,192 rows, 5120x2048, dense E4M3|1088.0|1122.0|None
 attention 4x4096, heads 32/4, 128/128, causal, forward|603.0|601.0|0.97
