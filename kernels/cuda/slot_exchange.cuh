@@ -75,14 +75,23 @@ struct Exchange {
     }
 };
 
-// The whole block copies; both ends and the bytes are whole Words.
+// The whole block copies; both ends and the bytes are whole Words. A thread asks for several before it stores the
+// first: with one at a time a multiprocessor moved 15 GB/s.
 template <class Word>
 __device__ void copy_words(char* to, const char* from, std::int64_t bytes) {
+    constexpr int batch = 8;
     const std::int64_t words = bytes / static_cast<std::int64_t>(sizeof(Word));
     const Word* __restrict__ source = reinterpret_cast<const Word*>(from);
     Word* __restrict__ target = reinterpret_cast<Word*>(to);
-#pragma unroll 4
-    for (std::int64_t i = threadIdx.x; i < words; i += exchange_threads) target[i] = __ldcg(source + i);
+    for (std::int64_t first = threadIdx.x; first < words; first += batch * exchange_threads) {
+        Word held[batch];
+#pragma unroll
+        for (int k = 0; k < batch; ++k)
+            if (const std::int64_t i = first + k * exchange_threads; i < words) held[k] = __ldcg(source + i);
+#pragma unroll
+        for (int k = 0; k < batch; ++k)
+            if (const std::int64_t i = first + k * exchange_threads; i < words) target[i] = held[k];
+    }
 }
 
 // A group that has no remote members.
@@ -104,9 +113,6 @@ __global__ void __launch_bounds__(exchange_threads) exchange_kernel(Exchange e, 
             else if constexpr (Network::present)
                 network.tell_ready(m);
         }
-    const BlockPart own = e.part(g.member, g.member);
-    copy_words<Word>(e.y + g.member * slot + own.first, e.x + g.member * slot + own.first, own.bytes);
-
     bool sent = false; // over the network
     for (int i = 1; i < g.members; ++i) {
         const int to = (g.member + i) % g.members;
@@ -126,6 +132,8 @@ __global__ void __launch_bounds__(exchange_threads) exchange_kernel(Exchange e, 
             sent = true;
         }
     }
+    const BlockPart own = e.part(g.member, g.member); // while the others' parts are on their way
+    copy_words<Word>(e.y + g.member * slot + own.first, e.x + g.member * slot + own.first, own.bytes);
     if constexpr (Network::present) network.wait_for_data(e);
     for (int i = 1; i < g.members; ++i) {
         const int from = (g.member + g.members - i) % g.members;
