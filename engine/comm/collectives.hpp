@@ -2,16 +2,29 @@
 // put another one in its place.
 #pragma once
 
+#include "kernels/slot_exchange.hpp"
 #include "planner/program/tensor.hpp"
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace moe::comm {
 
 // The key by which the members of a communicator find each other: made by one process, known to all members.
 using MeetingPoint = std::array<char, 128>;
+
+// A member's memory that kernels of the communicator's other members read and write. It goes before the member leaves.
+class SlotWindow {
+public:
+    virtual ~SlotWindow() = default;
+    // All members call it at the same time, where each has one. Says why it cannot be done; empty: it is.
+    virtual std::string open() = 0;
+    virtual SlotGroup group() const = 0; // of an open one; without patience
+    virtual const ExchangeKernels& kernels() const = 0;
+    virtual std::string name() const = 0; // by what the members reach each other
+};
 
 // Work is queued on `stream`; pointers are of the device that was current when the communicator was joined. Functions
 // throw Error (failure) with the library's words.
@@ -40,6 +53,11 @@ struct CollectiveLibrary {
     void (*recv)(Member, void* y, std::int64_t bytes, int from, void* stream) = nullptr;
 
     void (*copy)(void* to, const void* from, std::int64_t bytes, void* stream) = nullptr; // queued copy on the device
+
+    // A window for slots of so many bytes in all, which a call moves by at most `blocks` multiprocessors; null, and
+    // `why`, where this member can have none. Waits for nobody. Null: no member of this library has windows.
+    std::unique_ptr<SlotWindow> (*slot_window)(Member, std::int64_t slots_bytes, int blocks,
+                                               std::string& why) = nullptr;
 };
 
 } // namespace moe::comm

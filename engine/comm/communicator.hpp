@@ -63,7 +63,8 @@ public:
 
     // Slots of attr.capacity rows of attr.cols, one for each of the attr.ep members: slot m of x goes to slot `me` of
     // member m's y. counts[ep, ep] says how many rows each member has for each; attr.combine: those rows come back.
-    // Members whose host knows the counts send no more than those rows, others whole slots.
+    // Members whose host knows the counts send no more than those rows; devices that count them, those rows rounded up
+    // to chunks; others whole slots.
     virtual void all_to_all_slots(plan::Group group, const void* x, const std::int32_t* counts, void* y,
                                   const program::RowsAttr& attr, program::Dtype dtype) = 0;
 

@@ -99,6 +99,11 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, device::D
                     peer_group_ = op.group;
                     peer_tokens_ = std::max(peer_tokens_, program->tensors[static_cast<std::size_t>(op.in[0])].rows);
                 }
+                if (op.kind == program::OpKind::all_to_all_slots) {
+                    exchange_group_ = op.group;
+                    exchange_bytes_ =
+                        std::max(exchange_bytes_, program->tensors[static_cast<std::size_t>(op.in[0])].bytes());
+                }
                 std::int64_t& most = slot_bytes_[static_cast<std::size_t>(op.stream)];
                 most = std::max(most, program::slots_of(*program, op));
             }
@@ -133,6 +138,23 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, device::D
         }
         taken_[i] = device_.used_bytes() - before;
     }
+    if (exchange_bytes_ > 0) open_exchange(greetings);
+}
+
+// memory: 4 bytes for the members' answers.
+void QueuedCommunicator::open_exchange(char* memory) {
+    const GroupRank& group = group_rank(exchange_group_);
+    const CollectiveLibrary::Member to = member(static_cast<int>(program::Stream::expert), group.ranks);
+    const auto all_agree = [&](bool mine) {
+        float against = mine ? 0.0f : 1.0f;
+        device_.write(memory, &against, sizeof against);
+        library_.all_reduce(to, memory, memory, 1, program::Dtype::f32, true, queued_);
+        device_.read(&against, memory, sizeof against);
+        return against == 0.0f;
+    };
+    exchange_ = std::make_unique<SlotExchange>(library_, device_, SlotExchange::Place{to, group.ranks, group.index},
+                                               exchange_bytes_, all_agree);
+    buffer_bytes_ += exchange_->bytes();
 }
 
 void QueuedCommunicator::reach_peers(const PeerLibrary& library, char* arena, std::int64_t arena_bytes) {
@@ -163,11 +185,13 @@ bool QueuedCommunicator::exchange_tokens(plan::Group group, const program::RowsA
 // Records hold on to the communicators that they were made with.
 QueuedCommunicator::~QueuedCommunicator() {
     if (fabric_.failed()) {
+        if (exchange_) exchange_->abandon();
         for (const auto& [key, member] : members_) library_.abandon(member);
         return;
     }
     try {
         if (device::Queue* queue = device_.queue()) queue->forget();
+        exchange_.reset();
         for (const auto& [key, member] : members_) library_.leave(member);
     } catch (const Error&) {
         // Errors of the run have been reported; there is nothing left to save.
@@ -226,6 +250,7 @@ void QueuedCommunicator::begin_step() {
 void QueuedCommunicator::check() {
     fabric_.check();
     if (peers_) peers_->check();
+    if (exchange_) exchange_->check();
     if (++checks_ % 100 != 0) return; // The library takes a lock for each check.
     for (const auto& [key, member] : members_)
         if (const std::string trouble = library_.trouble(member); !trouble.empty())

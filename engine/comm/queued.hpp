@@ -7,6 +7,7 @@
 #include "engine/comm/collectives.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/peers.hpp"
+#include "engine/comm/slot_exchange.hpp"
 #include "engine/comm/transport.hpp"
 #include "engine/device/device.hpp"
 #include "engine/device/streams.hpp"
@@ -45,6 +46,7 @@ struct Joined {
     double bytes = 0.0;        // most bytes of any rank of this process
     double buffer_bytes = 0.0; // bytes of them in slots and boxes of the first rank
     std::vector<Member> each;  // communicators of the first rank
+    std::string slots_by;      // how slots travel between NVLink domains; empty where none do
 };
 
 // The state that the ranks of this process share.
@@ -124,6 +126,8 @@ public:
     bool waits() const override { return false; }
 
     std::int64_t buffer_bytes() const { return buffer_bytes_; } // bytes of slots and boxes
+    // SlotExchange::by(); empty where no Program has slots between domains.
+    std::string slots_by() const { return exchange_ ? exchange_->by() : ""; }
     // Bytes that each of this rank's communicators took of the device, by number in QueuedFabric::comm_groups().
     const std::map<std::size_t, double>& taken() const { return taken_; }
 
@@ -152,6 +156,7 @@ private:
     void connect(const CommGroup& group, char* memory);
     char* take_memory(std::int64_t bytes, const char* what);
     char* slots(std::int64_t bytes);
+    void open_exchange(char* memory);
     void exchange_slots(const GroupRank& group_rank, const char* x, char* y, std::int64_t bytes);
     SlotShape slot_shape(const program::RowsAttr& attr, RowParts parts, std::int64_t slot_rows, std::int64_t capacity);
     int peer_rank(int delta);
@@ -166,6 +171,9 @@ private:
     std::int64_t peer_tokens_ = 0; // tokens of the largest of those ops; 0 = there are none
     int peer_blocks_ = program::peer_blocks_alone;
     std::unique_ptr<PeerMemory> peers_;
+    plan::Group exchange_group_{};    // group of all_to_all_slots, whose ops are on one stream
+    std::int64_t exchange_bytes_ = 0; // bytes of all slots of the largest of those ops; 0 = there are none
+    std::unique_ptr<SlotExchange> exchange_;
     std::map<Key, CollectiveLibrary::Member> members_;
     std::map<std::pair<plan::Domain, int>, GroupRank> group_ranks_;
     std::map<program::Channel, SendRing> boxes_;

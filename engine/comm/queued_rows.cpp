@@ -55,9 +55,11 @@ void QueuedCommunicator::all_to_all_rows(plan::Group group, const void* x, const
     kernels_.slots_to_rows(slot_shape(attr, here, rows, capacity_rows), {in, type}, all_counts, {y, type}, queued_);
 }
 
-// The host knows no counts: slots travel as they are, between the operands themselves.
-void QueuedCommunicator::all_to_all_slots(plan::Group group, const void* x, const std::int32_t*, void* y,
+// The host knows no counts: the device moves the chunks that are filled, or slots travel whole as they are, between the
+// operands themselves.
+void QueuedCommunicator::all_to_all_slots(plan::Group group, const void* x, const std::int32_t* counts, void* y,
                                           const program::RowsAttr& attr, program::Dtype dtype) {
+    if (exchange_->open()) return exchange_->exchange(attr, x, counts, y, dtype, queued_);
     exchange_slots(group_rank(group), static_cast<const char*>(x), static_cast<char*>(y),
                    attr.capacity * program::bytes_of(dtype, attr.cols));
 }

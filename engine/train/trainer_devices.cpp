@@ -65,6 +65,7 @@ void Trainer::join_devices(const std::vector<memory::MemoryPlan>& memory) {
             for (const auto& [group, bytes] : joined->taken())
                 joined_.each.push_back({queued_fabric_->comm_groups()[group], bytes});
         if (place == 0) joined_.buffer_bytes = static_cast<double>(joined->buffer_bytes());
+        if (place == 0) joined_.slots_by = joined->slots_by();
         rank.communicator = std::move(joined);
         after[static_cast<std::size_t>(place)] = rank.device->used_bytes();
     });

@@ -15,6 +15,7 @@
 
 #include "kernels/kernels.hpp"
 #include "kernels/peers.hpp"
+#include "kernels/slot_exchange.hpp"
 
 #include <cstdint>
 #include <string>
@@ -28,6 +29,8 @@ const Kernels* cuda_kernels();
 const Kernels* cuda_plain_kernels();
 // The functions that move routed tokens between devices that reach each other's memory.
 const PeerKernels& cuda_peer_kernels();
+// The functions that exchange slots through windows.
+const ExchangeKernels& cuda_exchange_kernels();
 
 // True where grouped products run on the tiles of kernels/tiles.hpp on the current device: on Hopper.
 bool cuda_has_tiles();

@@ -67,6 +67,14 @@ std::int64_t slots_of(const Program& program, const Op& op) {
     return 2 * attr.ep * slot_rows(x.rows, y.rows) * row;
 }
 
+std::int64_t windows_of(const Program& program) {
+    std::int64_t slots = 0;
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops)
+            if (op.kind == OpKind::all_to_all_slots) slots = std::max(slots, tensor(program, op.in[0]).bytes());
+    return 2 * slots;
+}
+
 std::int64_t all_slots(const Program& program) {
     std::array<std::int64_t, stream_count> slots{};
     for (const Template& ops : program.templates)
@@ -121,12 +129,14 @@ Communicators communicators_of(const Program& program, const plan::Mesh& mesh) {
         (sends ? all.pairwise : all.collective).push_back(static_cast<int>(group.second.size()));
     all.messages = static_cast<int>(lines.size());
     all.buffer_bytes = buffers_of(program, stages);
+    all.window_bytes = windows_of(program);
     return all;
 }
 
 double Communicators::bytes(const machine::CommunicatorBytes& each) const {
     const bool any = !collective.empty() || !pairwise.empty() || messages > 0;
-    double bytes = (any ? each.first : 0.0) + each.messages * messages + static_cast<double>(buffer_bytes);
+    double bytes =
+        (any ? each.first : 0.0) + each.messages * messages + static_cast<double>(buffer_bytes + window_bytes);
     if (!pairwise.empty()) bytes += each.first_pairwise;
     for (const int members : collective) bytes += machine::bytes_among(each.collective, members);
     for (const int members : pairwise) bytes += machine::bytes_among(each.pairwise, members);

@@ -34,6 +34,9 @@ constexpr std::int64_t slot_rows(std::int64_t x_rows, std::int64_t y_rows) { ret
 // Bytes of slots that an op's rows are packed into, which those on one stream share; 0 for most ops.
 std::int64_t slots_of(const Program& program, const Op& op);
 
+// Bytes that windows take through which domains exchange slots: what arrives, and over a network what leaves.
+std::int64_t windows_of(const Program& program);
+
 // Bytes of the slots of all streams, each as large as its largest op's.
 std::int64_t all_slots(const Program& program);
 
@@ -66,6 +69,7 @@ struct Communicators {
     std::vector<int> collective, pairwise; // members of each
     int messages = 0;
     std::int64_t buffer_bytes = 0; // bytes of slots and boxes
+    std::int64_t window_bytes = 0; // bytes of windows between domains, as many as over a network; 0 within one domain
     double bytes(const machine::CommunicatorBytes& each) const;
 };
 // The communicators of any rank that runs the Program.

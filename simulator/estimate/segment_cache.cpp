@@ -88,7 +88,7 @@ const SegmentSize& SegmentCache::lowered(const plan::Plan& plan, SegmentId id, s
     for (const program::Template& tmpl : program.templates)
         for (const program::Op& op : tmpl.ops)
             if (program::is_communication(op.kind)) size->groups |= group_bit(op.group);
-    size->slots = program::all_slots(program);
+    size->slots = program::all_slots(program) + program::windows_of(program);
     size->scaled = program::scaled_roles * static_cast<int>(program.io.scaled.size());
     const std::lock_guard<std::mutex> lock(mutex_);
     keep_model(plan);

@@ -21,7 +21,7 @@ struct StageMemory {
     double counted_twice = 0.0; // bytes that two of its segments both count as saved
     Workspace workspace;
     std::uint64_t groups = 0; // groups of its communication, see group_bit()
-    std::int64_t slots = 0;   // bytes that its exchanges pack rows into, see slots_of()
+    std::int64_t slots = 0;   // bytes that its exchanges pack rows into, see slots_of(), and windows_of()
 
     void add_states(const plan::Plan& plan, const passes::BucketSize& bucket);
     void add_tables(const plan::Plan& plan, const plan::Stage& stage);

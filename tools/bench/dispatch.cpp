@@ -4,11 +4,12 @@
 // bench-dispatch [BLOCKS..]: on the GPUs of this machine (2, 4 or 8 of them, a rank each), for each limit of
 // multiprocessors. GB/s of the link count the rows that a rank sends to others, one per token and rank, those of NCCL's
 // exchange too, although it sends one per copy: times compare by them. `rows` counts every row that is delivered.
-// `domains` are two levels where every GPU is a node; NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 make NCCL's ways leave
-// it.
+// `domains` are two levels where every GPU is a node, whose slots travel whole by NCCL's messages, `chunks` the same
+// with kernels through its windows. NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 make NCCL's messages leave the node.
 #include "engine/backends/cuda/backend.hpp"
 #include "kernels/cuda/check.hpp"
 #include "planner/base/error.hpp"
+#include "planner/program/peer_blocks.hpp"
 #include "tools/bench/domain_ranks.hpp"
 #include "tools/bench/peer_ranks.hpp"
 
@@ -219,6 +220,27 @@ Members join_nccl(int ranks) {
     return members;
 }
 
+// Windows of all members for slots of so many bytes; none, with a line that says why, where one cannot have it.
+Windows open_windows(const Members& members, std::int64_t slots_bytes) {
+    Windows windows(members.size());
+    std::vector<std::string> why(members.size());
+    const auto each = [&](auto job) {
+        on_threads(static_cast<int>(members.size()), [&](int r) {
+            CUDA_CHECK(cudaSetDevice(r));
+            job(static_cast<std::size_t>(r));
+        });
+        const auto reason = std::find_if(why.begin(), why.end(), [](const std::string& w) { return !w.empty(); });
+        if (reason == why.end()) return true;
+        std::printf("no chunks: %s\n", reason->c_str());
+        return false;
+    };
+    const auto make = [&](std::size_t r) {
+        windows[r] = backends::nccl_library().slot_window(members[r], slots_bytes, program::peer_blocks_beside, why[r]);
+    };
+    if (!each(make) || !each([&](std::size_t r) { why[r] = windows[r]->open(); })) windows.clear();
+    return windows;
+}
+
 // Rows that the busiest rank sends to others, one per token and rank; and rows that the busiest rank gets, each copy.
 struct Moved {
     std::int64_t sent = 0, delivered = 0;
@@ -257,7 +279,8 @@ double peer_copy(const PeerRanks& ranks, bool both) {
     return static_cast<double>(bytes) / timer.seconds();
 }
 
-void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits, const Members& members) {
+void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits, const Members& members,
+             const Windows& windows) {
     std::vector<Choices> choices;
     for (int r = 0; r < sizes.ranks; ++r)
         choices.push_back(draw_choices(sizes.shape, skew, static_cast<std::uint64_t>(r + 1)));
@@ -292,10 +315,14 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
     const double out = Timer(ranks, [&](int r) { slots.dispatch(r); }).seconds();
     const double back = Timer(ranks, [&](int r) { slots.combine(r); }).seconds();
     line("NCCL", 0, rates(sizes, moved, out), rates(sizes, moved, back));
-    const DomainRanks domains(ranks, members, choices);
-    const double there = Timer(ranks, [&](int r) { domains.dispatch(r); }).seconds();
-    const double home = Timer(ranks, [&](int r) { domains.combine(r); }).seconds();
-    line("domains", 0, rates(sizes, moved, there), rates(sizes, moved, home));
+    const DomainRanks domains(ranks, members, windows, choices);
+    for (const bool chunks : {false, true}) {
+        if (chunks && windows.empty()) continue;
+        const double there = Timer(ranks, [&](int r) { domains.dispatch(r, chunks); }).seconds();
+        const double home = Timer(ranks, [&](int r) { domains.combine(r, chunks); }).seconds();
+        line(chunks ? "chunks" : "domains", chunks ? program::peer_blocks_beside : 0, rates(sizes, moved, there),
+             rates(sizes, moved, home));
+    }
 }
 
 int run(int count, char** words) {
@@ -316,14 +343,18 @@ int run(int count, char** words) {
                     1e-9 * peer_copy(buffers, false), 1e-9 * peer_copy(buffers, true));
     }
     const auto members = join_nccl(ranks);
+    Windows windows = open_windows(members, ranks * std::int64_t{16384} * 7168 * 2);
     std::printf("tokens width top/of skew          | dispatch                              | combine\n");
     for (const std::int64_t cols : {2048, 7168})
         for (const std::int64_t tokens : {1024, 4096, 16384})
-            measure({ranks, {tokens, cols, 0, 8, 128}, Type::bf16}, 0.0, limits, members);
-    for (const double skew : {0.5, 1.0}) measure({ranks, {4096, 2048, 0, 8, 128}, Type::bf16}, skew, limits, members);
-    for (const int top_k : {1, 2}) measure({ranks, {16384, 4096, 0, top_k, 8}, Type::bf16}, 0.0, limits, members);
+            measure({ranks, {tokens, cols, 0, 8, 128}, Type::bf16}, 0.0, limits, members, windows);
+    for (const double skew : {0.5, 1.0})
+        measure({ranks, {4096, 2048, 0, 8, 128}, Type::bf16}, skew, limits, members, windows);
+    for (const int top_k : {1, 2})
+        measure({ranks, {16384, 4096, 0, top_k, 8}, Type::bf16}, 0.0, limits, members, windows);
     on_threads(ranks, [&](int r) {
         CUDA_CHECK(cudaSetDevice(r));
+        if (!windows.empty()) windows[static_cast<std::size_t>(r)].reset();
         backends::nccl_library().leave(members[static_cast<std::size_t>(r)]);
     });
     return 0;

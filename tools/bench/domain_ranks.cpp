@@ -3,6 +3,7 @@
 
 #include "engine/backends/cuda/backend.hpp"
 #include "kernels/cuda/check.hpp"
+#include "planner/program/slot_chunks.hpp"
 
 namespace moe::bench {
 
@@ -35,12 +36,14 @@ void exchange_slots(const comm::CollectiveLibrary::Member& member, int ranks, co
     nccl.end_group();
 }
 
-DomainRanks::DomainRanks(const PeerRanks& ranks, const Members& members, const std::vector<Choices>& choices)
-    : ranks_(ranks), members_(members) {
+DomainRanks::DomainRanks(const PeerRanks& ranks, const Members& members, const Windows& windows,
+                         const std::vector<Choices>& choices)
+    : ranks_(ranks), members_(members), windows_(windows) {
     const TokenShape& s = ranks.sizes().shape;
     const auto tokens = static_cast<std::size_t>(s.tokens), top_k = static_cast<std::size_t>(s.top_k),
                domains = static_cast<std::size_t>(ranks.count());
     const int local = s.experts / ranks.count();
+    std::vector<std::int32_t> counts; // by sender and receiver
     for (const Choices& mine : choices) {
         std::vector<std::int32_t> slot_of(tokens * domains, -1), used(domains);
         for (std::size_t t = 0; t < tokens; ++t)
@@ -51,19 +54,21 @@ DomainRanks::DomainRanks(const PeerRanks& ranks, const Members& members, const s
                 if (slot < 0) slot = static_cast<std::int32_t>(d * tokens) + used[d]++;
             }
         slot_of_.push_back(std::move(slot_of));
+        counts.insert(counts.end(), used.begin(), used.end());
     }
     const std::size_t slots = domains * tokens * static_cast<std::size_t>(s.cols) * size_of(ranks.sizes().type);
     for (int r = 0; r < ranks.count(); ++r) {
         CUDA_CHECK(cudaSetDevice(ranks[r].device));
         buffers_.push_back({on_device<char>(slots), on_device<char>(slots),
-                            uploaded(slot_of_[static_cast<std::size_t>(r)]), uploaded(places(r, choices))});
+                            uploaded(slot_of_[static_cast<std::size_t>(r)]), uploaded(places(r, choices)),
+                            uploaded(counts)});
     }
 }
 
 DomainRanks::~DomainRanks() {
     for (const Buffers& b : buffers_) {
         for (char* memory : {b.out, b.in}) cudaFree(memory);
-        for (std::int32_t* memory : {b.slot_of, b.row_of}) cudaFree(memory);
+        for (std::int32_t* memory : {b.slot_of, b.row_of, b.counts}) cudaFree(memory);
     }
 }
 
@@ -92,7 +97,20 @@ std::vector<std::int32_t> DomainRanks::places(int rank, const std::vector<Choice
     return index;
 }
 
-void DomainRanks::dispatch(int rank) const {
+void DomainRanks::exchange(int rank, bool chunks, bool back) const {
+    const TokenShape& s = ranks_.sizes().shape;
+    const Buffers& b = buffers_[static_cast<std::size_t>(rank)];
+    const std::int64_t row = s.cols * static_cast<std::int64_t>(size_of(ranks_.sizes().type));
+    const cudaStream_t stream = ranks_[rank].stream;
+    if (!chunks)
+        return exchange_slots(members_[static_cast<std::size_t>(rank)], ranks_.count(), b.out, b.in, s.tokens * row,
+                              stream);
+    const comm::SlotWindow& window = *windows_[static_cast<std::size_t>(rank)];
+    window.kernels().exchange(window.group(), {s.tokens, program::slot_chunk_rows, row, back}, b.out, b.counts, b.in,
+                              stream);
+}
+
+void DomainRanks::dispatch(int rank, bool chunks) const {
     const TokenShape& s = ranks_.sizes().shape;
     const Type type = ranks_.sizes().type;
     const Kernels& k = *cuda_kernels();
@@ -100,12 +118,11 @@ void DomainRanks::dispatch(int rank) const {
     const Buffers& b = buffers_[static_cast<std::size_t>(rank)];
     const int domains = ranks_.count();
     k.permute({s.tokens, s.cols, domains, false, 0}, {of.x, type}, b.slot_of, {b.out, type}, of.stream);
-    exchange_slots(members_[static_cast<std::size_t>(rank)], domains, b.out, b.in,
-                   s.tokens * s.cols * static_cast<std::int64_t>(size_of(type)), of.stream);
+    exchange(rank, chunks, false);
     k.permute({domains * s.tokens, s.cols, s.top_k, false, 0}, {b.in, type}, b.row_of, {of.rows, type}, of.stream);
 }
 
-void DomainRanks::combine(int rank) const {
+void DomainRanks::combine(int rank, bool chunks) const {
     const TokenShape& s = ranks_.sizes().shape;
     const Type type = ranks_.sizes().type;
     const Kernels& k = *cuda_kernels();
@@ -113,8 +130,7 @@ void DomainRanks::combine(int rank) const {
     const Buffers& b = buffers_[static_cast<std::size_t>(rank)];
     const int domains = ranks_.count();
     k.unpermute({domains * s.tokens, s.cols, s.top_k, false, 0}, {of.rows, type}, b.row_of, {b.out, type}, of.stream);
-    exchange_slots(members_[static_cast<std::size_t>(rank)], domains, b.out, b.in,
-                   s.tokens * s.cols * static_cast<std::int64_t>(size_of(type)), of.stream);
+    exchange(rank, chunks, true);
     k.unpermute({s.tokens, s.cols, domains, false, 0}, {b.in, type}, b.slot_of, {of.y, type}, of.stream);
 }
 

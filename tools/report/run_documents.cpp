@@ -21,6 +21,7 @@ Json joined_json(const comm::Joined& joined) {
              {"for", group.messages() ? "messages" : program::to_string(static_cast<program::Stream>(group.channel))},
              {"pairwise", group.pairwise},
              {"bytes", bytes}});
+    if (!joined.slots_by.empty()) document["slots_by"] = joined.slots_by;
     return document;
 }
 

@@ -215,6 +215,7 @@ private:
         if (const comm::Joined& joined = run_.joined; joined.communicators > 0)
             console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                           joined.communicators, joined.bytes / (1 << 30));
+        if (!run_.joined.slots_by.empty()) console_.note("Between NVLink domains: {}", run_.joined.slots_by);
         if (const double gib = trainer.average_gib(); gib > 0.0)
             console_.note("The average of the weights takes {:.3f} GiB of host memory in the fullest rank", gib);
         if (!balance_.empty()) console_.note("Balance: {}", balance_);

@@ -1,4 +1,6 @@
 // NCCL as the library of collectives: opened when several GPUs are asked for, so that builds run where it is missing.
+#include "engine/backends/cuda/nccl.hpp"
+
 #include "engine/backends/cuda/backend.hpp"
 #include "planner/base/error.hpp"
 
@@ -16,6 +18,7 @@ namespace {
 
 struct Functions {
     std::string missing; // reason why there is no library
+    void* file = nullptr;
     decltype(&ncclGetVersion) version = nullptr;
     decltype(&ncclGetUniqueId) unique_id = nullptr;
     decltype(&ncclCommInitRankConfig) init = nullptr;
@@ -54,15 +57,14 @@ void set_environment() {
 Functions open_library() {
     Functions f;
     set_environment();
-    void* file = nullptr;
     for (const char* name : {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"})
-        if (file == nullptr) file = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (file == nullptr) {
+        if (f.file == nullptr) f.file = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (f.file == nullptr) {
         f.missing = "libnccl.so.2 was not found (set LD_LIBRARY_PATH to its folder)";
         return f;
     }
     const auto find = [&](auto& function, const char* name) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(file, name));
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(f.file, name));
         if (function == nullptr) f.missing = fmt::format("libnccl.so.2 has no {}: it is too old", name);
     };
     find(f.version, "ncclGetVersion");
@@ -167,10 +169,20 @@ void copy(void* to, const void* from, std::int64_t bytes, void* stream) {
 
 } // namespace
 
+void* nccl_symbol(const char* name) { return ::dlsym(nccl().file, name); }
+
+int nccl_version() {
+    int version = 0;
+    check(nccl().version(&version), "asking for its version");
+    return version;
+}
+
+std::string nccl_words(int status, void* member) { return words(static_cast<ncclResult_t>(status), comm(member)); }
+
 const comm::CollectiveLibrary& nccl_library() {
-    static const comm::CollectiveLibrary library{meeting_point, join,           leave,      abandon,     trouble,
-                                                 all_gather,    reduce_scatter, all_reduce, begin_group, end_group,
-                                                 send,          recv,           copy};
+    static const comm::CollectiveLibrary library{meeting_point, join,           leave,      abandon,         trouble,
+                                                 all_gather,    reduce_scatter, all_reduce, begin_group,     end_group,
+                                                 send,          recv,           copy,       nccl_slot_window};
     if (!nccl().missing.empty()) refuse("--backend cuda over several GPUs: {}", nccl().missing);
     return library;
 }

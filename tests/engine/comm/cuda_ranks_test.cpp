@@ -120,6 +120,25 @@ TEST_CASE("cuda ranks 2: tokens between domains of one GPU") {
     if (has_gpus(2)) check_model("qwen3", with({{"precision", "bf16"}}), 2e-2, true, 3, 2);
 }
 
+TEST_CASE("cuda ranks 2: tokens between domains have the same bits by NCCL's device API and by its messages") {
+    if (!has_gpus(2)) return;
+    for (const Fields& more : {Fields{}, Fields{{"precision", "bf16"}}, Fields{{"capacity", "1"}, {"mbs", "2"}}}) {
+        Fields fields{{"ep", "2"}, {"dispatcher", "hybridep"}, {"domain", "1"}, {"cuda_graph", "full"}};
+        fields.insert(fields.end(), more.begin(), more.end());
+        const plan::Plan plan = small_plan("qwen3", 2, fields);
+        const CudaResult chunks = train_on(plan, "cuda"), slots = train_on(plan, "cuda", 3, 1, false);
+        CHECK(slots.slots_by == "whole slots by messages: the library of collectives has no windows");
+        if (chunks.slots_by.find("chunks of 128 rows by NCCL ") != 0) {
+            std::printf("skipped: %s\n", chunks.slots_by.c_str());
+            return;
+        }
+        CHECK(chunks.losses == slots.losses);
+        CHECK(chunks.norms == slots.norms);
+        CHECK(chunks.gradients == slots.gradients);
+        CHECK(chunks.weights == slots.weights);
+    }
+}
+
 TEST_CASE("cuda ranks 4: tokens between domains of two GPUs, and within them") {
     const Fields pairs{{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "2"}};
     check_ranks(4, "qwen3", pairs);

@@ -119,6 +119,7 @@ Keeper& keeper() {
     return all;
 }
 
+template <bool windows>
 const comm::CollectiveLibrary& keeping_library() {
     static const comm::CollectiveLibrary library = [] {
         comm::CollectiveLibrary l = backends::backend_named("cuda").collectives();
@@ -128,18 +129,22 @@ const comm::CollectiveLibrary& keeping_library() {
         };
         l.leave = [](comm::CollectiveLibrary::Member member) { keeper().leave(member); };
         l.abandon = [](comm::CollectiveLibrary::Member member) { keeper().abandon(member); };
+        if (!windows) l.slot_window = nullptr;
         return l;
     }();
     return library;
 }
 
-} // namespace
-
-const ops::Backend& cuda_keeping() {
+template <bool windows>
+const ops::Backend& keeping() {
     static const ops::Backend backend = [] {
         ops::Backend b = backends::backend_named("cuda");
-        b.collectives = keeping_library;
+        b.collectives = keeping_library<windows>;
         return b;
     }();
     return backend;
 }
+
+} // namespace
+
+const ops::Backend& cuda_keeping(bool windows) { return windows ? keeping<true>() : keeping<false>(); }

@@ -182,6 +182,54 @@ void copy(void* to, const void* from, std::int64_t bytes, void*) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
+std::atomic<std::int64_t> chunk_bytes{0};
+
+// What the kernel of a device does, by messages: of each slot no more than its filled chunks.
+void exchange_chunks(const SlotGroup& group, const ChunkShape& shape, const void* x, const std::int32_t* counts,
+                     void* y, void*) {
+    const auto moved = [&](int from, int to) {
+        return shape.moved_bytes(counts[shape.back ? to * group.members + from : from * group.members + to]);
+    };
+    void* const member = const_cast<void*>(group.library);
+    for (int m = 0; m < group.members; ++m) {
+        const std::int64_t bytes = moved(group.member, m);
+        send(member, static_cast<const char*>(x) + m * shape.slot_bytes(), bytes, m, nullptr);
+        if (m != group.member) chunk_bytes += bytes;
+    }
+    for (int m = 0; m < group.members; ++m)
+        take({member, static_cast<char*>(y) + m * shape.slot_bytes(), moved(m, group.member), m});
+}
+
+class PromptWindow : public comm::SlotWindow {
+public:
+    PromptWindow(void* member, bool opens) : opens_(opens) {
+        group_.members = membership(member).members;
+        group_.member = membership(member).index;
+        group_.library = member;
+    }
+    std::string open() override { return opens_ ? "" : "this window is stuck"; }
+    SlotGroup group() const override { return group_; }
+    const ExchangeKernels& kernels() const override {
+        static const ExchangeKernels all{nullptr, exchange_chunks};
+        return all;
+    }
+    std::string name() const override { return "threads"; }
+
+private:
+    SlotGroup group_;
+    bool opens_;
+};
+
+template <Windows windows>
+std::unique_ptr<comm::SlotWindow> slot_window(void* member, std::int64_t, int, std::string& why) {
+    const bool second = membership(member).index == 1;
+    if (windows == Windows::one_refused && second) {
+        why = "no wall for a window";
+        return nullptr;
+    }
+    return std::make_unique<PromptWindow>(member, windows == Windows::all || !second);
+}
+
 // A queue whose work is done at once, in the order of the calls; every signal must have been given before it is
 // awaited.
 class PromptQueue : public device::Queue {
@@ -300,6 +348,20 @@ const comm::CollectiveLibrary& prompt_library() {
                                              send,          recv,           copy};
     return all;
 }
+
+const comm::CollectiveLibrary& prompt_library(Windows windows) {
+    static const auto with = [](auto function) {
+        comm::CollectiveLibrary all = prompt_library();
+        all.slot_window = function;
+        return all;
+    };
+    static const comm::CollectiveLibrary all = with(slot_window<Windows::all>),
+                                         refused = with(slot_window<Windows::one_refused>),
+                                         closed = with(slot_window<Windows::one_closed>);
+    return windows == Windows::all ? all : windows == Windows::one_refused ? refused : closed;
+}
+
+std::int64_t bytes_in_chunks() { return chunk_bytes; }
 
 const ops::Backend& prompt_backend() {
     static const ops::Backend backend = [] {

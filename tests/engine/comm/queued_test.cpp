@@ -67,6 +67,37 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
     CHECK(departures().abandoned == 0);
 }
 
+TEST_CASE("queued communication: domains exchange chunks where all ranks have windows, else whole slots, to the bit") {
+    ops::Backend backend = prompt_backend();
+    train::TrainOptions options;
+    options.steps = 3;
+    options.table = &backend;
+    const Fields domains{{"ep", "4"}, {"dispatcher", "hybridep"}, {"domain", "1"}};
+    Fields planned = domains;
+    planned.emplace_back("capacity", "1.25");
+    for (const Fields& fields : {domains, planned}) {
+        const plan::Plan plan = small_plan("qwen3", 4, fields);
+        const Trained want = train_three(plan);
+        const auto check = [&](const comm::CollectiveLibrary& (*library)(), const std::string& by, bool chunks) {
+            INFO(by);
+            backend.collectives = library;
+            const std::int64_t before = bytes_in_chunks();
+            check_bits(train_three(plan, 1, &backend), want);
+            CHECK((bytes_in_chunks() > before) == chunks);
+            CHECK(train::Trainer(plan, options).joined().slots_by == by);
+        };
+        check(prompt_library, "whole slots by messages: the library of collectives has no windows", false);
+        check([]() -> const comm::CollectiveLibrary& { return prompt_library(Windows::all); },
+              "chunks of 128 rows by threads", true);
+        check([]() -> const comm::CollectiveLibrary& { return prompt_library(Windows::one_refused); },
+              "whole slots by messages: another rank cannot have a window", false);
+        check([]() -> const comm::CollectiveLibrary& { return prompt_library(Windows::one_closed); },
+              "whole slots by messages: another rank cannot have a window", false);
+    }
+    backend.collectives = prompt_library;
+    CHECK(train::Trainer(small_plan("qwen3", 4, {{"ep", "4"}}), options).joined().slots_by.empty());
+}
+
 TEST_CASE("parts of a step that are records of their own give the bits of its ops") {
     using plan::CudaGraph;
     const std::pair<const char*, Fields> cases[] = {

@@ -39,14 +39,14 @@ bool has_gpus(int ranks) {
     return devices >= ranks;
 }
 
-CudaResult train_on(const plan::Plan& plan, const std::string& backend, int steps, std::uint64_t seed) {
+CudaResult train_on(const plan::Plan& plan, const std::string& backend, int steps, std::uint64_t seed, bool windows) {
     train::TrainOptions options;
     options.seed = seed;
     options.steps = steps;
     options.lr = 1e-3;
     options.eps = 1e-3; // of the gradients' size: rounding errors of vanishing gradients must not become full steps
     options.backend = backend;
-    if (backend == "cuda" && plan.gpus > 1) options.table = &cuda_keeping();
+    if (backend == "cuda" && plan.gpus > 1) options.table = &cuda_keeping(windows);
     options.hang_timeout = 15.0;
     options.on_hang = [](const std::string& line) { // a queue that hangs cannot be made to unwind
         std::fprintf(stderr, "%s\n", line.c_str());
@@ -57,6 +57,7 @@ CudaResult train_on(const plan::Plan& plan, const std::string& backend, int step
     train::Trainer trainer(plan, options);
     const train::SampleSource source = made_up_samples(plan);
     CudaResult result;
+    result.slots_by = trainer.joined().slots_by;
     for (int step = 0; step < steps; ++step) {
         const train::StepResult r = trainer.step(source);
         result.losses.push_back(r.loss);

@@ -16,10 +16,12 @@ struct CudaResult {
     std::vector<double> losses, norms;
     std::map<std::string, std::vector<float>> gradients, weights; // gradients: of the first step
     double seconds = 0.0;                                         // that all of it took
+    std::string slots_by;                                         // comm::Joined::slots_by
 };
 
-// Several GPUs get communicators of earlier plans (kept_communicators.hpp).
-CudaResult train_on(const moe::plan::Plan& plan, const std::string& backend, int steps = 3, std::uint64_t seed = 1);
+// Several GPUs get communicators of earlier plans (kept_communicators.hpp). windows: whether their library has some.
+CudaResult train_on(const moe::plan::Plan& plan, const std::string& backend, int steps = 3, std::uint64_t seed = 1,
+                    bool windows = true);
 
 // The number that is farthest off, NaN included, and what it belongs to.
 struct Farthest {

@@ -9,10 +9,12 @@
 #include "planner/plan/routing.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/program.hpp"
+#include "planner/program/slot_chunks.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -161,4 +163,16 @@ TEST_CASE("two levels: where every GPU is a domain, tokens are rows of their exp
     CHECK(ops_of(program, 0, program::OpKind::all_to_all_slots).size() == 4);
     const program::Communicators all = program::communicators_of(program, plan::Mesh(qwen3(4, 4, "l40s")));
     CHECK(all.pairwise == std::vector<int>{4});
+    // On one host, by kernels that count rows: the chunks that are filled, through windows for whole slots.
+    const plan::Plan plan = qwen3(4, 4, "l40s");
+    const double to_a_domain = plan::distinct_destinations(128, 8, 4, plan.model->kinds.back().moe->router) / 4.0;
+    const auto filled = static_cast<std::int64_t>(std::ceil(4096.0 * to_a_domain));
+    for (const program::Op* op : ops_of(program, 0, program::OpKind::all_to_all_slots)) {
+        const program::Tensor& x = first(program, op);
+        const double row = static_cast<double>(program::bytes_of(x.dtype, x.cols));
+        CHECK(op->bytes == 4.0 * program::rows_in_chunks(filled, 4096) * row);
+        CHECK(op->bytes < static_cast<double>(x.bytes()));
+    }
+    CHECK(all.window_bytes == std::int64_t{2} * 4 * 4096 * 2048 * 2);
+    CHECK(program::windows_of(lower::lower(qwen3(32, 8), 0)) == 0);
 }
