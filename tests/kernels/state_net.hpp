@@ -127,6 +127,11 @@ struct Net {
         return out;
     }
 
+    // The norm's weight of a column of a token's values.
+    std::int64_t norm_weight(std::int64_t column) const {
+        return ssd() ? s.part * s.values() + column : column % s.value_dim;
+    }
+
     // delta: a head's norm, then its gate; ssd: the gates, then a group's norm.
     Vec gated(const Vec& of_o, const Vec& of_p, const Vec& of_w) const {
         Vec out(of_o.size());
@@ -134,7 +139,7 @@ struct Net {
         for (std::size_t from = 0; from < of_o.size(); from += d) {
             const std::size_t token = from / static_cast<std::size_t>(s.values()),
                               column = from % static_cast<std::size_t>(s.values());
-            const auto weight = ssd() ? static_cast<std::size_t>(s.part * s.values()) + column : 0;
+            const auto weight = static_cast<std::size_t>(norm_weight(static_cast<std::int64_t>(column)));
             Vec x(d), gate(d);
             double squares = 0.0;
             for (std::size_t i = 0; i < d; ++i) {

@@ -178,12 +178,12 @@ TEST_CASE("delayed: every plan trains as one rank, with its scales") {
 
 TEST_CASE("delayed: recomputation, offload and a run again change no bit and no entry") {
     const Run expected = train_four(delayed_plan(1, {}, "deepseek3"));
-    for (const Fields& fields : std::vector<Fields>{{},
-                                                    {{"recompute", "full"}},
-                                                    {{"recompute", "layernorm+moe_act+mla_up_proj"}},
-                                                    {{"recompute", "mlp+moe+shared_experts"}},
-                                                    {{"offload", "attn_norm+qkv_linear+core_attn+attn_proj"}},
-                                                    {{"offload", "optimizer_step"}}}) {
+    for (const Fields& fields : thinned(std::vector<Fields>{{{"recompute", "mlp+moe+shared_experts"}},
+                                                            {{"recompute", "full"}},
+                                                            {{"recompute", "layernorm+moe_act+mla_up_proj"}},
+                                                            {},
+                                                            {{"offload", "attn_norm+qkv_linear+core_attn+attn_proj"}},
+                                                            {{"offload", "optimizer_step"}}})) {
         INFO(words_of(fields));
         const Run got = train_four(delayed_plan(1, fields, "deepseek3"));
         CHECK(got.losses == expected.losses);
@@ -193,7 +193,9 @@ TEST_CASE("delayed: recomputation, offload and a run again change no bit and no 
     }
 }
 
-TEST_CASE("delayed: it is another training than current scaling, and as near to BF16 once it has a history") {
+// What it compares are numbers of many steps; the other cases take the same ways.
+TEST_CASE("delayed: it is another training than current scaling, and as near to BF16 once it has a history" *
+          doctest::skip(sanitized())) {
     const auto run = [](const std::string& precision, const std::string& scaling) {
         Fields fields{{"precision", precision}, {"fp8_scaling", scaling}, {"balance", "forced"}};
         if (precision == "bf16") fields.erase(fields.begin() + 1);

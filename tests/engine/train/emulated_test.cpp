@@ -96,12 +96,12 @@ TEST_CASE("emulated: recomputation, offload and a run again change no bit") {
     for (const std::string& precision : precisions) {
         const Trained expected = trained(precision, 1, {}, "deepseek3");
         for (const Fields& fields :
-             std::vector<Fields>{{},
-                                 {{"recompute", "full"}},
-                                 {{"recompute", "layernorm+moe_act+mla_up_proj"}},
-                                 {{"recompute", "mlp+moe+shared_experts"}},
-                                 {{"offload", "attn_norm+qkv_linear+core_attn+attn_proj+mlp_norm+expert_fc1"}},
-                                 {{"offload", "optimizer_step"}}}) {
+             thinned(std::vector<Fields>{{{"recompute", "mlp+moe+shared_experts"}},
+                                         {{"recompute", "full"}},
+                                         {{"recompute", "layernorm+moe_act+mla_up_proj"}},
+                                         {},
+                                         {{"offload", "attn_norm+qkv_linear+core_attn+attn_proj+mlp_norm+expert_fc1"}},
+                                         {{"offload", "optimizer_step"}}})) {
             INFO(precision, " ", words_of(fields));
             const Trained got = trained(precision, 1, fields, "deepseek3");
             CHECK(got.losses == expected.losses);
@@ -138,7 +138,7 @@ TEST_CASE("emulated: each format is another training than BF16, and near to it; 
 // round to the next number of BF16.
 TEST_CASE("emulated: layers that stay in BF16 train as in BF16, with the bits of its gradients") {
     const Trained bf16 = trained("bf16", 1, {});
-    for (const std::string& precision : precisions) {
+    for (const std::string& precision : thinned(precisions)) {
         INFO(precision);
         const Trained none = trained(precision, 1, {{"bf16_layers", "1+1"}}),
                       some = trained(precision, 1, {{"bf16_layers", "0+1"}}), all = trained(precision, 1, {});

@@ -94,7 +94,7 @@ TEST_CASE("calibrate --runs: what is no run of the profile's machine is refused,
     const Folder folder;
     write_profile(folder, "here");
     write_profile(folder, "there");
-    REQUIRE(folder.run(search("here.json", "--out plan.json")).status == 0);
+    REQUIRE(folder.run(search("here.json", "--fix pp=2 --fix schedule=1f1b --out plan.json")).status == 0);
     std::filesystem::create_directory(folder.file("run"));
     REQUIRE(folder.run("moe-plan replay plan.json --trace run/measured.json").status == 0);
     const std::string calibrate = "moe-plan calibrate --out fed.json --runs ";

@@ -51,7 +51,7 @@ TEST_CASE("search: a file has 80 columns and the names of what is left out, --ve
 
 TEST_CASE("a terminal has colours unless NO_COLOR is set, progress, and tables of its width") {
     const Folder folder;
-    const std::string few = "moe-plan " + small_search;
+    const std::string few = "moe-plan " + small_search + " --fix pp=2 --fix schedule=1f1b --fix optimizer=adamw";
     const Outcome plain = on_terminal(folder.path(), "TERM=xterm NO_COLOR=1 " + few, 80);
     REQUIRE(plain.status == 0);
     CHECK(!holds(plain.out, "\033[1m"));
@@ -74,7 +74,7 @@ TEST_CASE("a terminal has colours unless NO_COLOR is set, progress, and tables o
 
 TEST_CASE("execute: lines of every N-th step, all of them verbose, none quiet") {
     const Folder folder;
-    REQUIRE(folder.run("moe-plan " + small_search + " --out plan.json").status == 0);
+    REQUIRE(folder.run("moe-plan " + small_search + " --fix pp=2 --fix schedule=1f1b --out plan.json").status == 0);
     moe::test::write_dataset(folder, "the quick brown fox jumps over the lazy dog\n");
     const std::string execute = "moe-plan execute plan.json --data text --steps 5 ";
     const Outcome some = folder.run(execute + "--log-interval 2 --run-dir run");

@@ -29,7 +29,7 @@ std::string search_with(const std::string& model) {
 // A folder with a sound plan.json of the small MoE, and text.bin/.idx of 20,000 tokens.
 struct Prepared : Folder {
     Prepared() {
-        REQUIRE(run("moe-plan " + small_search + " --out plan.json").status == 0);
+        REQUIRE(run("moe-plan " + small_search + " --fix pp=2 --fix schedule=1f1b --out plan.json").status == 0);
         std::string text;
         for (int i = 0; i < 2000; ++i) text += "lorem ips\n";
         write("text.txt", text);
