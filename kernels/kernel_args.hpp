@@ -56,12 +56,14 @@ struct GroupedShape {
 // of 128 contracted elements, those of B per block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 //   C[r, n] = sum over blocks b of a_scale[r, b] * b_scale[e, n / 128, b] * A[r, k in b] B_e[n, k in b]^T
 // A dgrad is the forward of a weight that is stored transposed: tensor cores take 8-bit operands only with the
-// contracted index last. A dense product has one group and no counts: all rows are its own.
+// contracted index last. A dense product has one group and no counts: all rows are its own. Where a tensor has one
+// scale (RoundShape::codes, QuantizedWeights::one_scale), it stands in every place of these.
 inline constexpr int scale_block = 128;
 inline constexpr std::int64_t scale_blocks(std::int64_t elements) { return (elements + scale_block - 1) / scale_block; }
 struct ScaledShape {
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
+    bool e5m2 = false; // A is E5M2
 };
 
 // Rows in E4M3, [rows, cols], and their scales, [rows, ceil(cols / 128)], as quantize_rows leaves them. Where a kernel
@@ -93,11 +95,13 @@ struct ScaledGradient {
     std::int64_t n = 0, k = 0, capacity = 0; // capacity: rows of the buffer that the counts speak of
     bool accumulate = true;                  // false sets C, also of groups without rows
     int reserved_sms = 0;                    // multiprocessors of a device that something else holds meanwhile
+    bool e5m2 = false;                       // A is E5M2
 };
 
 struct FilledRows {
     std::int64_t rows = 0, cols = 0;
-    int groups = 0; // length of counts
+    int groups = 0;    // length of counts
+    bool e5m2 = false; // requantize_columns: rows and columns are E5M2
 };
 
 // Formats whose values an operand of a product is rounded to, by the rules of kernels/rounding.hpp. e4m3 and e5m2 have
@@ -119,10 +123,18 @@ struct RoundShape {
     // e4m3, e5m2: [1] the largest magnitude that the scale is of, that of steps before; 0: the scale is 1. Null: x's
     // own, for which x is read once more.
     const float* window = nullptr;
+    // e4m3, e5m2: the rows in one byte each, with the tensor's scale in every place of theirs. by_row is what they
+    // stand for. Columns are a multiple of 16 then.
+    Fp8Rows codes{};
 };
 struct QuantizedWeights {
     int groups = 1;
     std::int64_t n = 0, k = 0;
+    // One scale for all of them, as RoundFormat::e4m3 has it, in every place of the squares'. Of window[1], or null: of
+    // their own largest magnitude, which is left in largest[1]. With a window [+largest[1]], as round_operand has it.
+    bool one_scale = false;
+    const float* window = nullptr;
+    float* largest = nullptr;
 };
 
 // Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with

@@ -284,17 +284,19 @@ struct Kernels {
     // leaves it. Columns are a multiple of 16.
     void (*quantize_columns)(const FilledRows& shape, Src x, const std::int32_t* counts, Fp8Rows q, Fp8Columns columns,
                              void* stream);
-    // Columns of what the rows q stand for, in BF16.
+    // Columns of what the rows q stand for, in BF16. No column of a block has a larger scale than its rows have, so
+    // that rows with one scale lose nothing.
     void (*requantize_columns)(const FilledRows& shape, Fp8Rows q, const std::int32_t* counts, Fp8Columns columns,
                                void* stream);
     // Weights w[groups, n, k], rounded to BF16 first where they are FP32, in blocks of 128 x 128: as they are,
     // q[groups, n, k], scale[groups, ceil(n / 128), ceil(k / 128)], and transposed, qt[groups, k, n] with its scales. n
-    // and k are multiples of 16.
+    // and k are multiples of 16. Or all with one scale: QuantizedWeights::one_scale.
     void (*quantize_weights)(const QuantizedWeights& shape, Src w, std::uint8_t* q, float* scale, std::uint8_t* qt,
                              float* qt_scale, void* stream);
     // [by_row[rows, cols]] and [by_column[rows, cols]], BF16: x in values of the format, whose blocks lie in a row or
-    // in a column. Only rows that counts[groups] say hold data. largest[2] is where the largest magnitudes of x and of
-    // what is rounded in its columns are found, for formats with a scale of the tensor; with RoundShape::window
+    // in a column; and RoundShape::codes. Only rows that counts[groups] say hold data. largest[2] is where the largest
+    // magnitudes of x and of what is rounded in its columns are found, for formats with a scale of the tensor; with
+    // RoundShape::window
     // [+largest[1]]: the larger one of what stands there and of x's. positions and noise are for stochastic rounding.
     void (*round_operand)(const RoundShape& shape, Src x, const std::int32_t* counts, const std::int32_t* positions,
                           const std::int32_t* noise, float* largest, Dst by_row, Dst by_column, void* stream);

@@ -1,6 +1,6 @@
-// E4M3 with a scale per block, of activations by rows and of weights in squares, and back.
+// E4M3 with a scale per block, of activations by rows and of weights in squares, and back; columns of E5M2.
 #include "kernels/cpu/rows.hpp"
-#include "kernels/fp8.hpp"
+#include "kernels/rounding.hpp"
 
 #include <bit>
 
@@ -15,9 +15,10 @@ float largest_of(const float* x, std::int64_t n) {
 }
 
 // One block's values to q, and its scale.
-float quantize_block(const float* values, std::int64_t n, std::uint8_t* q) {
-    const float scale = fp8_scale(largest_of(values, n)), inverse = 1.0f / scale;
-    for (std::int64_t i = 0; i < n; ++i) q[i] = e4m3_of_float(values[i] * inverse);
+float quantize_block(const float* values, std::int64_t n, std::uint8_t* q, bool e5m2 = false) {
+    const float largest = largest_of(values, n), scale = e5m2 ? e5m2_scale(largest) : fp8_scale(largest),
+                inverse = 1.0f / scale;
+    for (std::int64_t i = 0; i < n; ++i) q[i] = (e5m2 ? e5m2_of_float : e4m3_of_float)(values[i] * inverse);
     return scale;
 }
 
@@ -51,12 +52,12 @@ void dequantize_rows(const FilledRows& s, const std::uint8_t* q, const float* sc
 }
 
 // Columns of one block of `rows` rows, which are in FP32 one behind the other.
-void put_columns(const float* x, std::int64_t rows, std::int64_t cols, Fp8Columns to) {
+void put_columns(const float* x, std::int64_t rows, std::int64_t cols, bool e5m2, Fp8Columns to) {
     float* column = scratch(Slot::c, scale_block);
     for (std::int64_t c = 0; c < cols; ++c) {
         for (std::int64_t r = 0; r < rows; ++r) column[r] = x[r * cols + c];
         std::uint8_t* q = to.data + c * scale_block;
-        to.scale[c] = quantize_block(column, rows, q);
+        to.scale[c] = quantize_block(column, rows, q, e5m2);
         std::fill(q + rows, q + scale_block, std::uint8_t{0});
     }
 }
@@ -71,7 +72,7 @@ void each_block(const FilledRows& s, const std::int32_t* counts, Fp8Columns to, 
         for (; first < end; first = std::min(end, first + scale_block)) {
             const std::int64_t rows = std::min<std::int64_t>(scale_block, end - first);
             read_block(first, rows, x);
-            put_columns(x, rows, s.cols, to);
+            put_columns(x, rows, s.cols, s.e5m2, to);
             to.data += s.cols * scale_block, to.scale += s.cols;
         }
     }
@@ -93,7 +94,8 @@ void requantize_columns(const FilledRows& s, Fp8Rows q, const std::int32_t* coun
         for (std::int64_t i = 0; i < rows * s.cols; ++i) {
             const std::int64_t row = first + i / s.cols, col = i % s.cols;
             const float scale = q.scale[row * across + col / scale_block];
-            wide[i] = float_of_bf16(bf16_of_float(float_of_e4m3(q.data[row * s.cols + col]) * scale));
+            const float value = (s.e5m2 ? float_of_e5m2 : float_of_e4m3)(q.data[row * s.cols + col]);
+            wide[i] = float_of_bf16(bf16_of_float(value * scale));
         }
     });
 }
@@ -103,14 +105,22 @@ struct Square {
     std::int64_t rows, cols, at, back;
 };
 
-float quantize_square(const QuantizedWeights& s, const Square& square, Src w, std::uint8_t* q, std::uint8_t* qt) {
+// Elements of a row as BF16 has them.
+void load_rounded(Src w, std::int64_t at, std::int64_t n, float* x) {
+    load(w, at, n, x);
+    for (std::int64_t i = 0; i < n; ++i) x[i] = float_of_bf16(bf16_of_float(x[i]));
+}
+
+// `of`: the largest magnitude that the scale is of, or null: the square's own.
+float quantize_square(const QuantizedWeights& s, const Square& square, Src w, const float* of, std::uint8_t* q,
+                      std::uint8_t* qt) {
     float* block = scratch(Slot::a, std::int64_t{scale_block} * scale_block);
-    for (std::int64_t r = 0; r < square.rows; ++r) {
-        float* row = block + r * square.cols;
-        load(w, square.at + r * s.k, square.cols, row);
-        for (std::int64_t c = 0; c < square.cols; ++c) row[c] = float_of_bf16(bf16_of_float(row[c]));
-    }
-    const float scale = fp8_scale(largest_of(block, square.rows * square.cols)), inverse = 1.0f / scale;
+    for (std::int64_t r = 0; r < square.rows; ++r)
+        load_rounded(w, square.at + r * s.k, square.cols, block + r * square.cols);
+    const float scale = of == nullptr                        ? fp8_scale(largest_of(block, square.rows * square.cols))
+                        : s.window != nullptr && *of == 0.0f ? 1.0f
+                                                             : fp8_scale(*of);
+    const float inverse = 1.0f / scale;
     for (std::int64_t r = 0; r < square.rows; ++r) {
         for (std::int64_t c = 0; c < square.cols; ++c) {
             const std::uint8_t value = e4m3_of_float(block[r * square.cols + c] * inverse);
@@ -121,8 +131,24 @@ float quantize_square(const QuantizedWeights& s, const Square& square, Src w, st
     return scale;
 }
 
+// The largest magnitude of all weights.
+float largest_weight(const QuantizedWeights& s, Src w) {
+    float largest = 0.0f, *const row = scratch(Slot::a, s.k);
+    for (std::int64_t r = 0; r < s.groups * s.n; ++r) {
+        load_rounded(w, r * s.k, s.k, row);
+        const float of_row[] = {largest, largest_of(row, s.k)};
+        largest = largest_of(of_row, 2);
+    }
+    return largest;
+}
+
 void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* scale, std::uint8_t* qt,
                       float* qt_scale, void*) {
+    if (s.one_scale && s.largest != nullptr) {
+        const float found[] = {largest_weight(s, w), s.window == nullptr ? 0.0f : *s.largest};
+        *s.largest = largest_of(found, 2);
+    }
+    const float* const of = !s.one_scale ? nullptr : s.window != nullptr ? s.window : s.largest;
     const std::int64_t down = scale_blocks(s.n), across = scale_blocks(s.k);
     for (std::int64_t g = 0; g < s.groups; ++g) {
         for (std::int64_t i = 0; i < down; ++i) {
@@ -131,7 +157,7 @@ void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* 
                 const Square square{std::min<std::int64_t>(scale_block, s.n - row),
                                     std::min<std::int64_t>(scale_block, s.k - col), (g * s.n + row) * s.k + col,
                                     (g * s.k + col) * s.n + row};
-                const float found = quantize_square(s, square, w, q, qt);
+                const float found = quantize_square(s, square, w, of, q, qt);
                 scale[(g * down + i) * across + j] = qt_scale[(g * across + j) * down + i] = found;
             }
         }

@@ -97,6 +97,11 @@ float rounded(float x, float scale, float inverse) {
     return rounded_to_e4m3(x * inverse) * scale;
 }
 
+template <RoundFormat format>
+std::uint8_t code(float x, float inverse) {
+    return format == RoundFormat::e5m2 ? e5m2_of_float(x * inverse) : e4m3_of_float(x * inverse);
+}
+
 // A few rows of x in FP32, and where they are written.
 struct Stripe {
     const RoundShape& shape;
@@ -178,6 +183,15 @@ void round_columns(const Stripe& t, const Scale& tensor, const Noise& noise, Dst
     store(to, t.first(), t.elements(), t.y);
 }
 
+// Rows in one byte for each value, with the tensor's scale in every place.
+template <RoundFormat format>
+void put_codes(const Stripe& t, const Scale& tensor) {
+    const std::int64_t across = scale_blocks(t.shape.cols), row = t.run.first + t.from;
+    for (std::int64_t i = 0; i < t.elements(); ++i)
+        t.shape.codes.data[t.first() + i] = code<format>(t.x[i], tensor.inverse);
+    std::fill_n(t.shape.codes.scale + row * across, t.rows * across, tensor.scale);
+}
+
 template <class Visit>
 void each_stripe(const RoundShape& s, Src x, const std::int32_t* counts, Visit visit) {
     const std::int64_t block = block_of(s.format);
@@ -210,6 +224,7 @@ void round_format(const RoundShape& s, Src x, const std::int32_t* counts, const 
     const Scale rows = scale(found[0]), columns = scale(found[1]);
     each_stripe(s, x, counts, [&](const Stripe& t) {
         if (s.window != nullptr && largest != nullptr) *largest = larger(*largest, largest_of(t.x, t.elements()));
+        if (s.codes.data != nullptr) put_codes<format>(t, rows);
         if (by_row.data != nullptr) round_rows<format>(t, rows, noise, by_row);
         if (by_column.data == nullptr) return;
         transform(t);

@@ -1,4 +1,4 @@
-// Gradients of weights from columns of scaled E4M3: widened with their scales and multiplied in FP32.
+// Gradients of weights from columns of scaled E4M3, or E5M2 by E4M3: widened with their scales and multiplied in FP32.
 #include "kernels/cpu/rows.hpp"
 #include "kernels/cpu/watched.hpp"
 #include "kernels/cpu/widen_e4m3.hpp"
@@ -10,13 +10,13 @@ constexpr std::int64_t together = 256; // columns of either operand that are wid
 
 // `count` columns from `first` on of the `blocks` blocks of x, which has `cols` in each, one behind the other.
 void widen_columns(Fp8Columns x, std::int64_t cols, std::int64_t first, std::int64_t count, std::int64_t blocks,
-                   float* y) {
+                   bool e5m2, float* y) {
     for (std::int64_t c = 0; c < count; ++c) {
         for (std::int64_t b = 0; b < blocks; ++b, y += scale_block) {
             const std::int64_t column = b * cols + first + c;
             watch(x.data + column * scale_block, 1, scale_block, scale_block);
             watch(y, 1, scale_block, scale_block);
-            widen_e4m3(x.data + column * scale_block, x.scale[column], scale_block, y);
+            (e5m2 ? widen_e5m2 : widen_e4m3)(x.data + column * scale_block, x.scale[column], scale_block, y);
         }
     }
 }
@@ -27,13 +27,13 @@ void group_wgrad(const ScaledGradient& s, Fp8Columns a, Fp8Columns b, std::int64
     for (std::int64_t j = 0; j < s.k; j += together) {
         const std::int64_t columns = std::min(together, s.k - j);
         float* right = scratch(Slot::b, together * depth);
-        widen_columns(b, s.k, j, columns, blocks, right);
+        widen_columns(b, s.k, j, columns, blocks, false, right);
         for (std::int64_t i = 0; i < s.n; i += together) {
             GemmShape g;
             g.m = std::min(together, s.n - i), g.n = columns, g.k = depth, g.transpose_b = true, g.ldc = s.k;
             g.accumulate = s.accumulate;
             float* left = scratch(Slot::a, together * depth);
-            widen_columns(a, s.n, i, g.m, blocks, left);
+            widen_columns(a, s.n, i, g.m, blocks, s.e5m2, left);
             multiply(g, {left, Type::f32}, {right, Type::f32}, c + (i * s.k + j));
         }
     }

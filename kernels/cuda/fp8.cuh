@@ -38,22 +38,66 @@ struct BlockScale {
     }
 };
 
+// Smallest power of two that brings a magnitude to 57344, by e5m2_scale() of kernels/rounding.hpp.
+__device__ inline BlockScale e5m2_block(unsigned largest) {
+    BlockScale block(largest);
+    if (block.scale > 0x1p-119f)
+        block.scale *= 0x1p-7f, block.inverse *= 0x1p7f;
+    else if (block.scale == block.scale)
+        block.scale = 0x1p-126f, block.inverse = 0x1p126f;
+    return block;
+}
+
+__device__ inline float widen(std::uint8_t x, bool e5m2 = false) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, e5m2 ? __NV_E5M2 : __NV_E4M3)));
+}
+
+// The scale of a tensor of the steps before, of window[1], or without one of its own largest magnitude.
+template <bool e5m2>
+__device__ BlockScale scale_of_tensor(const float* window, const float* largest) {
+    const unsigned bits = __float_as_uint(window != nullptr ? *window : *largest);
+    BlockScale block = e5m2 ? e5m2_block(bits) : BlockScale(bits);
+    if (window != nullptr && bits == 0) block.scale = block.inverse = 1.0f;
+    return block;
+}
+
+// The largest bits of a block's threads, to which [largest] is raised; all of them call. Most blocks find a larger one
+// there: only those that do not go to memory one after the other.
+template <int threads>
+__device__ unsigned raise_largest(unsigned bits, float* largest) {
+    __shared__ unsigned found[threads / warp_size];
+    bits = __reduce_max_sync(all_lanes, bits);
+    if (threadIdx.x % warp_size == 0) found[threadIdx.x / warp_size] = bits;
+    __syncthreads();
+    for (const unsigned other : found) bits = max(bits, other);
+    if (largest == nullptr || threadIdx.x != 0) return bits;
+    auto* const place = reinterpret_cast<unsigned*>(largest);
+    if (bits > *static_cast<volatile unsigned*>(place)) atomicMax(place, bits);
+    return bits;
+}
+
 // Values [first, first + 4) as four bytes.
-template <class T, int W>
-__device__ unsigned four_e4m3(const Pack<T, W>& x, int first, float inverse) {
+template <bool e5m2, class T, int W>
+__device__ unsigned four_bytes(const Pack<T, W>& x, int first, float inverse) {
     unsigned word = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float2 two{x[first + 2 * half] * inverse, x[first + 2 * half + 1] * inverse};
-        word |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3)) << 16 * half;
+        word |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, e5m2 ? __NV_E5M2 : __NV_E4M3))
+                << 16 * half;
     }
     return word;
 }
-__device__ inline void widen_e4m3(unsigned word, float scale, float* x) {
+template <class T, int W>
+__device__ unsigned four_e4m3(const Pack<T, W>& x, int first, float inverse) {
+    return four_bytes<false>(x, first, inverse);
+}
+template <bool e5m2 = false>
+__device__ void widen_four(unsigned word, float scale, float* x) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const auto two = static_cast<__nv_fp8x2_storage_t>(word >> 16 * half);
-        const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3)));
+        const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, e5m2 ? __NV_E5M2 : __NV_E4M3)));
         x[2 * half] = values.x * scale, x[2 * half + 1] = values.y * scale;
     }
 }

@@ -47,7 +47,8 @@ struct Functions {
 struct Shape {
     std::int64_t m, n, k, lda, ldb, ldd;
     bool transpose_a, transpose_b, accumulate, wide_result, with_workspace;
-    cudaDataType_t type; // type of a and b; CUDA_R_8F_E4M3: with the scales of ScaledProduct
+    cudaDataType_t type;   // type of a and b; CUDA_R_8F_E4M3: with the scales of ScaledProduct
+    cudaDataType_t b_type; // type of b, which is ScaledProduct's A: E4M3 or E5M2 beside an E4M3 one
     int align_a, align_b, align_d;
     auto operator<=>(const Shape&) const = default;
 };
@@ -144,6 +145,7 @@ public:
                           p.c.type == Type::f32,
                           owner_ == stream,
                           p.a.type == Type::bf16 ? CUDA_R_16BF : CUDA_R_32F,
+                          p.a.type == Type::bf16 ? CUDA_R_16BF : CUDA_R_32F,
                           alignment_of(p.b.data),
                           alignment_of(p.a.data),
                           alignment_of(p.c.data)};
@@ -168,8 +170,22 @@ public:
         if (owner_ == nullptr) owner_ = stream;
         for (std::int64_t first = 0; first < p.rows; first += each) {
             const std::int64_t rows = p.rows - first < each ? p.rows - first : each;
-            const Shape shape{
-                p.n, rows, p.k, p.k, p.k, p.n, true, false, false, false, owner_ == stream, CUDA_R_8F_E4M3, 16, 16, 16};
+            const Shape shape{p.n,
+                              rows,
+                              p.k,
+                              p.k,
+                              p.k,
+                              p.n,
+                              true,
+                              false,
+                              false,
+                              false,
+                              owner_ == stream,
+                              CUDA_R_8F_E4M3,
+                              p.e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3,
+                              16,
+                              16,
+                              16};
             const Choice& choice = choice_of(shape);
             if (!choice.found) return false;
             float* const a_scale = scratch_of(stream);
@@ -241,7 +257,7 @@ private:
             set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(workspace_));
         }
         c.a = layout(s.type, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
-        c.b = layout(s.type, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
+        c.b = layout(s.b_type, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
         c.d = layout(s.wide_result ? CUDA_R_32F : CUDA_R_16BF, s.m, s.n, s.ldd);
         cublasLtMatmulPreference_t preference = nullptr;
         check_library(f_.preference_create(&preference), "stating a preference");

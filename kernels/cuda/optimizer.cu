@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(threads) mxfp8_kernel(AdamShape s, Mxfp8Operan
                    before = Access<float, W>::take({o.master, Type::f32}, i);
         const auto squares = Access<V, W>::take(read_back(o.v), i);
         const unsigned power = o.scale[pack / sharers];
-        widen_e4m3(*reinterpret_cast<const unsigned*>(o.code + i),
+        widen_four(*reinterpret_cast<const unsigned*>(o.code + i),
                    __uint_as_float(power == 255 ? 0x7fc00000u : power << 23), m);
         float v[W], master[W];
 #pragma unroll

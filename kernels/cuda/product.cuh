@@ -88,6 +88,7 @@ struct ScaledProduct {
     const std::uint8_t *a = nullptr, *b = nullptr;
     const float *a_scale = nullptr, *b_scale = nullptr;
     void* c = nullptr;
+    bool e5m2 = false; // A is E5M2
 };
 bool library_gemm(const ScaledProduct& product, cudaStream_t stream);
 // A product of FP32 and BF16 by the same library, the FP32 operand in two parts; false where that is not one.

@@ -1,4 +1,5 @@
-// E4M3 with a scale per block: activations by rows, weights in squares as they are and transposed, and back.
+// E4M3 with a scale per block: activations by rows, weights in squares as they are and transposed, and back. Weights
+// with one scale, too.
 //
 // A thread holds 16 neighbouring elements, eight threads a block of 128: what they need of each other is its largest
 // magnitude.
@@ -41,8 +42,8 @@ __global__ void __launch_bounds__(row_threads)
             },
             [&](int p, const Eight& held) {
                 float wide[W];
-                widen_e4m3(held.words.x, held.scale, wide);
-                widen_e4m3(held.words.y, held.scale, wide + W / 2);
+                widen_four(held.words.x, held.scale, wide);
+                widen_four(held.words.y, held.scale, wide + W / 2);
                 Access<T, W>::put(y, row * s.cols + p * W, wide);
             });
     });
@@ -55,11 +56,39 @@ struct WeightForms {
     float* qt_scale;
 };
 
+// Raises a magnitude to the largest of the block's threads; all of them call.
+__device__ unsigned raise(unsigned bits, float* largest) {
+    __shared__ unsigned found[square_threads / warp_size];
+    bits = __reduce_max_sync(all_lanes, bits);
+    if (threadIdx.x % warp_size == 0) found[threadIdx.x / warp_size] = bits;
+    __syncthreads();
+    for (const unsigned other : found) bits = max(bits, other);
+    if (largest != nullptr && threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned*>(largest), bits);
+    return bits;
+}
+
+template <class T>
+__global__ void __launch_bounds__(square_threads)
+    largest_weight_kernel(std::int64_t packs, const T* w, float* largest) {
+    unsigned bits = 0;
+    const std::int64_t threads = std::int64_t{gridDim.x} * square_threads;
+    for (std::int64_t i = std::int64_t{blockIdx.x} * square_threads + threadIdx.x; i < packs; i += threads)
+        bits = max(bits, largest_of(values_at(w + i * square_pack)));
+    raise(bits, largest);
+}
+
+// The scale of a square: its own, or that of all weights.
+__device__ BlockScale scale_of(const QuantizedWeights& s, unsigned bits) {
+    if (s.one_scale) bits = __float_as_uint(s.window != nullptr ? *s.window : *s.largest);
+    BlockScale block(bits);
+    if (s.one_scale && s.window != nullptr && bits == 0) block.scale = block.inverse = 1.0f;
+    return block;
+}
+
 template <class T>
 __global__ void __launch_bounds__(square_threads, 4) weights_kernel(QuantizedWeights s, const T* w, WeightForms to) {
     constexpr int passes = scale_block / square_rows;
     __shared__ Square square;
-    __shared__ unsigned found[square_threads / warp_size];
     const std::int64_t down = ceil_div(s.n, std::int64_t{scale_block}),
                        across = ceil_div(s.k, std::int64_t{scale_block});
     const std::int64_t group = blockIdx.x / (down * across), i = blockIdx.x / across % down, j = blockIdx.x % across;
@@ -79,11 +108,8 @@ __global__ void __launch_bounds__(square_threads, 4) weights_kernel(QuantizedWei
     }
 #pragma unroll
     for (int p = 0; p < passes; ++p) bits = max(bits, largest_of(values[p]));
-    bits = __reduce_max_sync(all_lanes, bits);
-    if (threadIdx.x % warp_size == 0) found[threadIdx.x / warp_size] = bits;
-    __syncthreads();
-    for (const unsigned other : found) bits = max(bits, other);
-    const BlockScale block(bits);
+    bits = raise(bits, s.one_scale && s.window != nullptr ? s.largest : nullptr);
+    const BlockScale block = scale_of(s, bits);
     if (threadIdx.x == 0)
         to.scale[(group * down + i) * across + j] = to.qt_scale[(group * across + j) * down + i] = block.scale;
 #pragma unroll
@@ -125,6 +151,13 @@ void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* 
     demand_packs("quantize_weights", {w.data, q, qt}, s.n, s.k);
     with_storage(w.type, [&](auto element) {
         using T = decltype(element);
+        if (s.one_scale && s.window == nullptr) {
+            CUDA_CHECK(cudaMemsetAsync(s.largest, 0, sizeof(float), stream_of(stream)));
+            const std::int64_t packs = s.groups * s.n * s.k / square_pack;
+            largest_weight_kernel<T>
+                <<<blocks_for(packs, 4 * square_threads, 4096), square_threads, 0, stream_of(stream)>>>(
+                    packs, static_cast<const T*>(w.data), s.largest);
+        }
         weights_kernel<T><<<static_cast<unsigned>(squares), square_threads, 0, stream_of(stream)>>>(
             s, static_cast<const T*>(w.data), {q, scale, qt, qt_scale});
     });

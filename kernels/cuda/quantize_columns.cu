@@ -1,4 +1,5 @@
-// Columns of routed rows in E4M3: blocks of 128 rows of a group, transposed, with a scale for each column of a block.
+// Columns of routed rows in E4M3, or of rows in E5M2: blocks of 128 rows of a group, transposed, with a scale for each
+// column of a block.
 //
 // A block of threads holds 128 rows x 128 columns. Each thread has 16 neighbouring elements of four rows; what it needs
 // of the others is the largest magnitude of each column, which it finds in its warp and then in shared memory.
@@ -25,14 +26,17 @@ __device__ RowBlock block_at(const FilledRows& s, const std::int32_t* counts, st
 template <class T>
 struct WideRows {
     const T* x;
+    static constexpr bool e5m2 = false;
     using Raw = Values;
     __device__ Raw take(std::int64_t row, std::int64_t cols, std::int64_t col) const {
         return values_at(x + row * cols + col);
     }
     __device__ static Values widen(const Raw& raw) { return raw; }
 };
+template <bool wide>
 struct LowRows {
     Fp8Rows q;
+    static constexpr bool e5m2 = wide;
     struct Raw {
         uint4 bytes{};
         float scale = 0.0f;
@@ -45,7 +49,7 @@ struct LowRows {
         const unsigned word[] = {raw.bytes.x, raw.bytes.y, raw.bytes.z, raw.bytes.w};
         float value[square_pack];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) widen_e4m3(word[i], raw.scale, value + 4 * i);
+        for (int i = 0; i < 4; ++i) widen_four<wide>(word[i], raw.scale, value + 4 * i);
         return Access<__nv_bfloat16, square_pack>::pack(value);
     }
 };
@@ -77,18 +81,22 @@ __device__ void put_largest(Columns& shared, const Values (&values)[passes]) {
 }
 
 // Two columns of each of the first 64 threads.
+template <bool e5m2>
 __device__ void put_scales(Columns& shared, float* scale, int cols) {
     const int pair = static_cast<int>(threadIdx.x);
     if (pair >= scale_block / 2 || 2 * pair >= cols) return;
     unsigned both = 0;
 #pragma unroll
     for (const auto& of_warp : shared.largest) both = __vmaxu2(both, reinterpret_cast<const unsigned*>(of_warp)[pair]);
-    const BlockScale low(both << 16), high(both & 0xffff0000u);
+    const auto scale_of = [](unsigned largest) { return e5m2 ? e5m2_block(largest) : BlockScale(largest); };
+    const BlockScale low = scale_of(both << 16), high = scale_of(both & 0xffff0000u);
     *reinterpret_cast<float2*>(scale + 2 * pair) = float2{low.scale, high.scale};
     *reinterpret_cast<float2*>(shared.inverse + 2 * pair) = float2{low.inverse, high.inverse};
 }
 
+template <bool e5m2>
 __device__ uint4 rounded_by_columns(const Values& x, const float (&inverse)[square_pack]) {
+    constexpr auto kind = e5m2 ? __NV_E5M2 : __NV_E4M3;
     unsigned word[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -97,7 +105,7 @@ __device__ uint4 rounded_by_columns(const Values& x, const float (&inverse)[squa
         for (int half = 0; half < 2; ++half) {
             const int j = 4 * i + 2 * half;
             const float2 two{x[j] * inverse[j], x[j + 1] * inverse[j + 1]};
-            word[i] |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3)) << 16 * half;
+            word[i] |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, kind)) << 16 * half;
         }
     }
     return {word[0], word[1], word[2], word[3]};
@@ -120,7 +128,7 @@ __device__ void put_row(Fp8Rows q, std::int64_t row, std::int64_t cols, std::int
 // Where two blocks of threads are all that a multiprocessor holds, or a square has few bytes, the next square is on its
 // way while the present one is computed.
 template <bool both, class Source>
-constexpr bool reads_ahead = both || std::is_same_v<Source, LowRows>;
+constexpr bool reads_ahead = both || !std::is_same_v<typename Source::Raw, Values>;
 
 // `both`: the rows are quantized, too.
 template <bool both, class Source>
@@ -150,7 +158,7 @@ __global__ void __launch_bounds__(square_threads, reads_ahead<both, Source> ? 2 
         if constexpr (reads_ahead<both, Source>) take(col + gridDim.y * scale_block);
         put_largest(shared, values);
         __syncthreads();
-        put_scales(shared, to.scale + index * s.cols + first_col, cols);
+        put_scales<Source::e5m2>(shared, to.scale + index * s.cols + first_col, cols);
         if constexpr (both) {
 #pragma unroll
             for (int p = 0; p < passes; ++p)
@@ -167,7 +175,7 @@ __global__ void __launch_bounds__(square_threads, reads_ahead<both, Source> ? 2 
 #pragma unroll
         for (int p = 0; p < passes; ++p)
             shared.square.at(p * square_rows + top, pack) =
-                within(p) ? rounded_by_columns(values[p], inverse) : uint4{};
+                within(p) ? rounded_by_columns<Source::e5m2>(values[p], inverse) : uint4{};
         __syncthreads();
         put_transposed(shared.square, to.data + (index * s.cols + first_col) * scale_block, scale_block, scale_block,
                        cols);
@@ -196,7 +204,8 @@ void quantize_columns(const FilledRows& s, Src x, const std::int32_t* counts, Fp
 void requantize_columns(const FilledRows& s, Fp8Rows q, const std::int32_t* counts, Fp8Columns columns, void* stream) {
     if (s.rows <= 0 || s.cols <= 0) return;
     demand_packs("requantize_columns", {q.data, columns.data, columns.scale}, square_pack, s.cols);
-    launch<false>(s, LowRows{q}, counts, {}, columns, stream);
+    s.e5m2 ? launch<false>(s, LowRows<true>{q}, counts, {}, columns, stream)
+           : launch<false>(s, LowRows<false>{q}, counts, {}, columns, stream);
 }
 
 } // namespace

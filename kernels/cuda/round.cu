@@ -7,6 +7,7 @@
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/noise.cuh"
+#include "kernels/cuda/round_bytes.hpp"
 #include "kernels/cuda/row_blocks.cuh"
 
 namespace moe::cuda {
@@ -43,8 +44,8 @@ __device__ Scale tensor_scale(unsigned largest) {
     if constexpr (format == RoundFormat::nvfp4) return power_of_two(__float_as_uint(__uint_as_float(largest) * sixth));
     const Scale s = power_of_two(largest);
     if constexpr (format == RoundFormat::e4m3) return s;
-    if (!(s.scale > 0x1p-119f)) return s.scale == s.scale ? Scale{0x1p-126f, 0x1p126f} : s;
-    return {s.scale * 0x1p-7f, s.inverse * 0x1p7f};
+    const BlockScale block = e5m2_block(largest);
+    return {block.scale, block.inverse};
 }
 
 // The scale of the whole tensor, of what its rows or its columns hold.
@@ -61,7 +62,7 @@ __device__ Scale block_scale(unsigned largest, const Scale& tensor) {
     if constexpr (format != RoundFormat::nvfp4) return tensor;
     const float part = __uint_as_float(largest) * sixth * tensor.inverse;
     float wide[4];
-    widen_e4m3(__nv_cvt_float_to_fp8(part, __NV_SATFINITE, __NV_E4M3), 1.0f, wide);
+    widen_four(__nv_cvt_float_to_fp8(part, __NV_SATFINITE, __NV_E4M3), 1.0f, wide);
     return {wide[0] * tensor.scale, 0.0f};
 }
 
@@ -352,6 +353,7 @@ void round_operand(const RoundShape& s, Src x, const std::int32_t* counts, const
     if (s.rows <= 0 || s.cols <= 0) return;
     for (const Dst& y : {by_row, by_column})
         if (y.data != nullptr && y.type != Type::bf16) throw std::runtime_error("round_operand: results are BF16");
+    if (s.codes.data != nullptr) return round_to_bytes(s, x, counts, largest, by_row, stream_of(stream));
     const RoundArguments a{s, x, counts, positions, noise, reinterpret_cast<unsigned*>(largest), by_row, by_column};
     switch (s.format) {
     case RoundFormat::e4m3:

@@ -1,11 +1,10 @@
-// Gradients of weights from columns of scaled E4M3: by Hopper's tensor cores, what those do not take element by element
-// in FP32.
+// Gradients of weights from columns of scaled E4M3, or E5M2 by E4M3: by Hopper's tensor cores, what those do not take
+// element by element in FP32.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/sm90/launch.cuh"
 #include "kernels/cuda/sm90/scaled_wgrad.cuh"
-
-#include <cuda_fp8.h>
 
 namespace moe::cuda {
 namespace {
@@ -21,12 +20,6 @@ struct Call {
     int multiprocessors;
     cudaStream_t stream;
 };
-
-__device__ float widen(std::uint8_t x) {
-    __nv_fp8_e4m3 value;
-    value.__x = x;
-    return static_cast<float>(value);
-}
 
 // A row of blocks of threads for each group, each thread one element after the other.
 __global__ void plain_kernel(ScaledGradient s, Fp8Columns a, Fp8Columns b, const std::int32_t* counts, Dst c) {
@@ -49,7 +42,7 @@ __global__ void plain_kernel(ScaledGradient s, Fp8Columns a, Fp8Columns b, const
             const std::int64_t a_column = block * s.n + row, b_column = block * s.k + col;
             float part = 0.0f;
             for (int r = 0; r < scale_block; ++r)
-                part += widen(a.data[a_column * scale_block + r]) * widen(b.data[b_column * scale_block + r]);
+                part += widen(a.data[a_column * scale_block + r], s.e5m2) * widen(b.data[b_column * scale_block + r]);
             sum += part * a.scale[a_column] * b.scale[b_column];
         }
         store(c, at, s.accumulate ? load(read_back(c), at) + sum : sum);
@@ -83,15 +76,24 @@ void launch_tiles(const Call& call) {
                     sm90::ColumnScales{call.a.scale, call.b.scale}, call.c);
 }
 
-template <Update update, bool low>
+template <Update update, bool low, bool e5m2>
 void launch(const Call& call) {
-    using Wide = sm90::ScaledGradientConfig<256, 3, 4, Pair::along_m, update, low>;
-    using Middle = sm90::ScaledGradientConfig<192, 4, 3, Pair::along_m, update, low>;
-    using Flat = sm90::ScaledGradientConfig<256, 3, 4, Pair::along_n, update, low>;
+    using Wide = sm90::ScaledGradientConfig<256, 3, 4, Pair::along_m, update, low, e5m2>;
+    using Middle = sm90::ScaledGradientConfig<192, 4, 3, Pair::along_m, update, low, e5m2>;
+    using Flat = sm90::ScaledGradientConfig<256, 3, 4, Pair::along_n, update, low, e5m2>;
     const sm90::Grouped p{call.shape.groups, static_cast<int>(call.shape.n), static_cast<int>(call.shape.k), 0,
                           static_cast<int>(call.shape.capacity)};
     sm90::with_fastest<scaled_gradient_tiles, Wide, Middle, Flat>(
         p, call.multiprocessors, [&](auto config) { launch_tiles<decltype(config)>(call); });
+}
+
+template <bool e5m2>
+void launch(const Call& call) {
+    const bool add = call.shape.accumulate;
+    if (call.c.type == Type::bf16)
+        add ? launch<Update::add, true, e5m2>(call) : launch<Update::store, true, e5m2>(call);
+    else
+        add ? launch<Update::add, false, e5m2>(call) : launch<Update::store, false, e5m2>(call);
 }
 
 void scaled_wgrad(const ScaledGradient& s, Fp8Columns a, Fp8Columns b, const std::int32_t* counts, Dst c,
@@ -102,10 +104,7 @@ void scaled_wgrad(const ScaledGradient& s, Fp8Columns a, Fp8Columns b, const std
     const int multiprocessors = whole ? sm90::multiprocessors() - s.reserved_sms / 2 * 2 : 0;
     if (multiprocessors <= 0) return plain_scaled_wgrad(s, a, b, counts, c, stream);
     const Call call{s, a, b, counts, c, multiprocessors, stream_of(stream)};
-    if (c.type == Type::bf16)
-        s.accumulate ? launch<Update::add, true>(call) : launch<Update::store, true>(call);
-    else
-        s.accumulate ? launch<Update::add, false>(call) : launch<Update::store, false>(call);
+    s.e5m2 ? launch<true>(call) : launch<false>(call);
 }
 
 } // namespace

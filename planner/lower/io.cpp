@@ -45,7 +45,7 @@ void add_io(program::Program& program, const plan::Plan& plan) {
     }
     if (plan.router.input_jitter > 0.0 || plan.rounds_stochastically())
         io.noise = emit::add_flat(program, "noise", program::Dtype::i32, program::Storage::input, 3);
-    if (plan.fp8_scaling == plan::Fp8Scaling::delayed && plan.emulates(machine::Precision::fp8_tensor)) {
+    if (plan.keeps_scales()) {
         // Layers take their places as they are emitted.
         io.scale_windows = emit::add_flat(program, "scale_windows", program::Dtype::f32, program::Storage::input, 0);
         program.tensors[static_cast<std::size_t>(io.scale_windows)].per_micro_batch = false;

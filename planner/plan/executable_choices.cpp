@@ -10,10 +10,8 @@
 
 namespace moe::plan {
 
-namespace {
-
 // Kernels of FP8 products take 16 bytes at a time, so that every width of theirs must be a multiple of 16.
-PlanFault check_widths(const Plan& plan) {
+PlanFault check_fp8_widths(const Plan& plan) {
     struct Width {
         const char* name;
         std::int64_t elements;
@@ -55,9 +53,12 @@ PlanFault check_widths(const Plan& plan) {
     return {};
 }
 
+namespace {
+
 PlanFault check_executable_precision(const Plan& plan) {
     const auto runs = [&plan](machine::Precision p) {
-        return p <= machine::Precision::bf16 || p == machine::Precision::fp8_blockwise || plan.emulates(p);
+        const machine::Precision in = plan.computed_in(p);
+        return in <= machine::Precision::bf16 || in == machine::Precision::fp8_blockwise;
     };
     struct Choice {
         const char* field;
@@ -72,8 +73,8 @@ PlanFault check_executable_precision(const Plan& plan) {
     for (const auto& [field, precision] : choices) {
         if (!runs(precision) || (precision == machine::Precision::fp32) != (plan.precision == machine::Precision::fp32))
             return fault(field,
-                         "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise, and with stack moe-plan the "
-                         "values of fp8-tensor, mxfp8 and nvfp4",
+                         "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise, and with stack moe-plan "
+                         "fp8-tensor and the values of mxfp8 and nvfp4",
                          field, machine::to_string(precision));
         fp8 = fp8 || precision == machine::Precision::fp8_blockwise;
     }
@@ -89,7 +90,7 @@ PlanFault check_executable_precision(const Plan& plan) {
             "precision = fp8-blockwise: tp = {} is above the {} key heads of {}, whose products are apart from "
             "those of queries and have no FP8: use --precision bf16 or a tp of at most {}",
             plan.tp, plan.tp / key_replicas(plan), plan.model->name, plan.tp / key_replicas(plan));
-    return check_widths(plan);
+    return check_fp8_widths(plan);
 }
 
 // Conditions of dispatch over peer memory: a warp holds all that there is to know of a token, and 16 bytes move at a

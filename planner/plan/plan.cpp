@@ -3,13 +3,17 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/document_lengths.hpp"
 #include "planner/model/indexer_flops.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan_choices.hpp"
 #include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 namespace moe::plan {
@@ -75,10 +79,36 @@ std::int64_t Plan::padded_vocab() const {
 
 bool Plan::blocks_by_rows() const { return stack_traits(stack).quantizes_by_rows; }
 
+namespace {
+
+// Whether kernels of fp8-blockwise multiply fp8-tensor: of weights that lie whole on a device that has them, in widths
+// that they take.
+bool multiplies_fp8_tensor(const Plan& plan) {
+    if (plan.reshards() || (plan.offload & offload::states) != 0 || key_replicas(plan) > 1) return false;
+    const machine::Hardware* hardware = plan.hardware.get();
+    if (hardware != nullptr && !hardware->cpu && std::floor(hardware->compute_capability) != 9.0) return false;
+    constexpr auto blockwise = static_cast<std::size_t>(machine::Precision::fp8_blockwise);
+    if (hardware != nullptr && hardware->peak_flops[blockwise] <= 0.0) return false;
+    return plan.model == nullptr || check_fp8_widths(plan).message.empty();
+}
+
+} // namespace
+
 machine::Precision Plan::computed_in(machine::Precision wanted) const {
-    const bool narrow = wanted == machine::Precision::fp8_tensor || wanted == machine::Precision::mxfp8 ||
-                        wanted == machine::Precision::nvfp4;
-    return narrow && stack_traits(stack).emulates_precisions ? machine::Precision::bf16 : wanted;
+    if (!stack_traits(stack).emulates_precisions) return wanted;
+    switch (wanted) {
+    case machine::Precision::fp8_tensor:
+        return multiplies_fp8_tensor(*this) ? machine::Precision::fp8_blockwise : machine::Precision::bf16;
+    case machine::Precision::mxfp8:
+    case machine::Precision::nvfp4:
+        return machine::Precision::bf16;
+    default:
+        return wanted;
+    }
+}
+
+bool Plan::keeps_scales() const {
+    return fp8_scaling == Fp8Scaling::delayed && stack_traits(stack).emulates_precisions;
 }
 
 bool Plan::rounds_stochastically() const {

@@ -158,19 +158,26 @@ struct Plan { // NOLINT(clang-analyzer-optin.performance.Padding): fields stand 
     // Rows of the vocabulary on all ranks of TP: what the model asks (Model::padded_vocab), filled up to
     // StackTraits::vocab_alignment on each. Parameters, losses and checkpoints keep the model's own size.
     std::int64_t padded_vocab() const;
-    // True for our stack where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its
-    // rows, which the forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the
-    // gradient of the output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of
-    // two. With fp8_wgrad the backward makes of it what wgrad multiplies, scaled by 128 x 1 of the rows of each group,
-    // which loses only what is 2^14 times smaller than the largest of its block. Published stacks keep that second form
-    // from the forward on.
+    // True for our stack where products are fp8-blockwise or fp8-tensor: a tensor has one quantized form, scaled by 1 x
+    // 128 of its rows, all alike in fp8-tensor, which the forward and dgrad multiply. wgrad, whose contracted index is
+    // the tokens, multiplies in BF16: the gradient of the output as it is (in fp8-tensor as it is rounded), and the
+    // saved FP8 input widened, which loses nothing since scales are powers of two. With fp8_wgrad the backward makes of
+    // it what wgrad multiplies, scaled by 128 x 1 of the rows of each group, which loses only what is 2^14 times
+    // smaller than the largest of its block. Published stacks keep that second form from the forward on.
     bool blocks_by_rows() const;
-    // The precision in which products of a wanted one run. Our stack emulates fp8-tensor, mxfp8 and nvfp4: operands are
-    // rounded to what the format represents and multiplied in BF16, which holds every such value. Else the wanted one.
+    // The precision in which products of a wanted one run. Our stack multiplies fp8-tensor by the kernels of
+    // fp8-blockwise, on Hopper and on CPUs. It emulates mxfp8 and nvfp4: operands are rounded to what the format
+    // represents and multiplied in BF16, which holds every such value. So it does fp8-tensor on other GPUs, in widths
+    // that those kernels do not take, and where weights are not quantized as a step begins: under FSDP, with offloaded
+    // states and with copies of key heads. Else the wanted one.
     machine::Precision computed_in(machine::Precision wanted) const;
-    bool emulates(machine::Precision wanted) const { return computed_in(wanted) != wanted; }
+    bool emulates(machine::Precision wanted) const {
+        return wanted != machine::Precision::bf16 && computed_in(wanted) == machine::Precision::bf16;
+    }
     // Whether gradients are rounded stochastically: some products are nvfp4, emulated.
     bool rounds_stochastically() const;
+    // Whether our stack keeps the histories of delayed scaling.
+    bool keeps_scales() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in
     // BF16 and FP8 with delayed scaling); moments that are kept in less. 0 under FSDP, whose optimizer is another one.

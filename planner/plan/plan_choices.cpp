@@ -80,9 +80,12 @@ PlanFault check_precision(const Plan& plan) {
         plan.expert_precision != machine::Precision::fp8_tensor)
         return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",
                      machine::to_string(plan.precision));
-    if (plan.fp8_wgrad && plan.precision != machine::Precision::fp8_blockwise &&
-        plan.experts() != machine::Precision::fp8_blockwise && plan.head() != machine::Precision::fp8_blockwise)
-        return fault("fp8_wgrad", "fp8_wgrad = on: nothing is fp8-blockwise, precision = {}",
+    const auto in_fp8 = [&plan](machine::Precision p) {
+        return plan.computed_in(p) == machine::Precision::fp8_blockwise;
+    };
+    if (plan.fp8_wgrad && !in_fp8(plan.precision) && !in_fp8(plan.experts()) && !in_fp8(plan.head()))
+        return fault("fp8_wgrad",
+                     "fp8_wgrad = on: no products are multiplied in fp8-blockwise or fp8-tensor, precision = {}",
                      machine::to_string(plan.precision));
     if (plan.fp8_wgrad && plan.lora.on())
         return fault("fp8_wgrad", "fp8_wgrad = on: under lora = {} the quantized weights are frozen and have no wgrad",

@@ -25,6 +25,9 @@ PlanFault check_choices(const Plan& plan);
 // The recomputed modules against the model's alone, which search asks before it looks at any mapping.
 PlanFault check_recompute(const Plan& plan);
 
+// The first width of a linear layer that our kernels of FP8 do not take.
+PlanFault check_fp8_widths(const Plan& plan);
+
 // The first choice that only the simulator knows, empty when execute runs them all.
 PlanFault check_executable(const Plan& plan);
 

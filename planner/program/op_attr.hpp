@@ -28,6 +28,7 @@ struct GemmAttr {
     std::int64_t runs = 1, run_stride = 0;
     int batch = 1; // products side by side, one for every head, whose operands lie so many elements apart
     std::int64_t a_step = 0, b_step = 0, c_step = 0;
+    bool e5m2 = false; // A, where it is quantized, is E5M2
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
 // forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] (+)= dy_e^T x_e.
@@ -38,6 +39,7 @@ struct GroupedGemmAttr {
     std::int64_t n = 0, k = 0, capacity = 0;
     bool accumulate = true; // a wgrad adds to dW where true; false sets dW, to zero for experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that it leaves to what runs beside it in its own slot
+    bool e5m2 = false;      // the rows, where they are quantized, are E5M2
 };
 // Every member adds the same share of the bias where the rows are partial sums over ETP.
 struct GroupedBiasAttr {
@@ -49,15 +51,19 @@ struct GroupedBiasAttr {
 struct QuantizeAttr {
     int groups = 1;
     std::int64_t n = 0, k = 0;
+    bool one_scale = false;      // fp8-tensor: that of all of them, in every place of the squares'
+    int slot = -1;               // delayed scaling, as RoundAttr has it
     std::int64_t scales() const; // scales of one form
 };
 // Rows that are quantized to fp8_columns: those of each group, where there are counts, or of each of so many equal
 // pieces begin a block of their own.
 struct ColumnBlocksAttr {
     int pieces = 1;
+    bool e5m2 = false; // the rows, which are quantized, and the columns
 };
-// An operand of products in a precision that the plan emulates (Plan::computed_in()): BF16 in, BF16 out. Blocks of rows
-// begin with each group, where there are counts, or each `run` rows.
+// An operand of products in fp8-tensor, or in a precision that the plan emulates (Plan::computed_in()): BF16 in, BF16
+// out, or fp8_block with the tensor's scale in every place. Blocks of rows begin with each group, where there are
+// counts, or each `run` rows.
 struct RoundAttr {
     enum class Role : std::uint8_t { activation, weight, gradient };
     machine::Precision format = machine::Precision::mxfp8;

@@ -110,9 +110,10 @@ enum class OpKind : std::uint8_t {
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
     quantize, // x, [counts] -> [xq (row-wise)], [xq transposed]; x in BF16, or row-wise itself, of which fp8_columns
               // are made: ColumnBlocksAttr. Weights as our kernels read them: w (BF16 or FP32, rounded to BF16) -> both
-    // forms in one tensor; QuantizeAttr. Emulated precisions: x, [counts], [positions, noise], [windows] -> [x in
-    // values that blocks of columns represent], [of rows], [largest[2]]; with windows, that of the slot
-    // is what the scale is of, and [+largest] is ProgramIo::scale_largest; RoundAttr
+    // forms in one tensor; QuantizeAttr. Of one_scale: w, [windows] -> both, largest[1]. fp8-tensor and emulated
+    // precisions: x, [counts], [positions, noise], [windows] -> [x in values that blocks of columns represent, or rows
+    // in fp8_block], [of rows, or what those stand for], [largest[2]]; RoundAttr. With windows that of the slot is what
+    // the scale is of, and [+largest] is ProgramIo::scale_largest
     dequantize, // xq (row-wise), [counts] -> x in BF16
     cast,       // x -> y in another dtype, element by element
     ce_max,     // logits[S, V/tp] -> max[S]

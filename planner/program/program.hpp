@@ -95,8 +95,12 @@ struct Bucket {
         TensorId source = no_tensor, value = no_tensor;
         int copies = 1; // local experts
         std::int64_t n = 0, k = 0;
+        // Of buckets of one_scale: where the largest magnitude is found, [1], or the slot of delayed scaling.
+        TensorId largest = no_tensor;
+        int slot = -1;
     };
     std::vector<Matrix> matrices;
+    bool one_scale = false; // fp8-tensor: each of the matrices has one
     // optimizer = muon: its matrices, the only weights of the bucket, each with one moment (exp_avg) and no exp_avg_sq.
     struct Muon {
         struct Matrix { // `copies` of it, one for each local expert, `stride` elements apart

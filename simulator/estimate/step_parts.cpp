@@ -188,9 +188,7 @@ namespace {
 // Delayed scaling: the reduction of largest magnitudes, of the pipeline rank that has most of them.
 double scales_seconds(SegmentCache& cache, const cost::CostModel& costs, const plan::Plan& plan, const Shape& shape,
                       const StepModel& model) {
-    if (plan.fp8_scaling != plan::Fp8Scaling::delayed || !plan.emulates(machine::Precision::fp8_tensor) ||
-        plan::group_size(plan, emit::groups::stage) == 1)
-        return 0.0;
+    if (!plan.keeps_scales() || plan::group_size(plan, emit::groups::stage) == 1) return 0.0;
     int most = 0;
     for (const std::vector<int>& chunks : model.ranks) {
         int operands = 0;

@@ -42,6 +42,15 @@ private:
             time(fmt::format("quantize_weights 128x1536x2048 {}", type == Type::f32 ? "f32" : "bf16"),
                  of(type, static_cast<double>(n)) + 2.0 * static_cast<double>(n),
                  [=, this](void* s) { k_.quantize_weights(shape, w, q, scale, qt, qt_scale, s); });
+            QuantizedWeights one = shape;
+            one.one_scale = true, one.largest = pool_.floats(1);
+            for (const bool delayed : {false, true}) {
+                if (delayed) one.window = pool_.floats(1);
+                time(fmt::format("quantize_weights 128x1536x2048 {} one scale{}", type == Type::f32 ? "f32" : "bf16",
+                                 delayed ? " delayed" : ""),
+                     of(type, static_cast<double>(n)) * (delayed ? 1.0 : 2.0) + 2.0 * static_cast<double>(n),
+                     [=, this](void* s) { k_.quantize_weights(one, w, q, scale, qt, qt_scale, s); });
+            }
         }
     }
 
@@ -65,7 +74,8 @@ private:
         }
     }
 
-    // Operands of emulated precisions: routed rows in both forms, gradients of NVFP4 with all that its recipe has.
+    // Operands of fp8-tensor, in bytes and with what they stand for, and of emulated precisions: routed rows in both
+    // forms, gradients of NVFP4 with all that its recipe has.
     void rounding() {
         for (const Row cols : {2048, 768}) {
             RoundShape shape;
@@ -77,9 +87,10 @@ private:
                       column = pool_.take(Type::bf16, copies * cols);
             float* const largest = pool_.floats(2);
             const double each = 2.0 * static_cast<double>(copies * cols); // bytes of an operand
-            const auto of = [&](const char* name, double bytes, Dst by_column) {
+            const auto of = [&](const char* name, double bytes, Dst by_column, bool rows = true) {
+                const Dst by_row = rows ? row : Dst{};
                 time(fmt::format("round_operand {} {}x{}", name, copies, cols), bytes, [=, this](void* s) {
-                    k_.round_operand(shape, x, counts, positions, noise, largest, row, by_column, s);
+                    k_.round_operand(shape, x, counts, positions, noise, largest, by_row, by_column, s);
                 });
             };
             of("mxfp8", 3.0 * each, column);
@@ -87,7 +98,13 @@ private:
             of("e4m3", 3.0 * each, {});
             shape.window = pool_.floats(1);
             of("e4m3 delayed", 2.0 * each, {});
+            shape.codes = {take_bytes(copies * cols), pool_.floats(copies * cols / scale_block)};
+            of("e4m3 delayed bytes", 1.5 * each, {}, false);
+            shape.format = RoundFormat::e5m2;
+            of("e5m2 delayed bytes and values", 2.5 * each, {});
             shape.window = nullptr;
+            of("e5m2 bytes", 2.5 * each, {}, false);
+            shape.codes = {};
             shape.format = RoundFormat::nvfp4, shape.transform = true;
             of("nvfp4", 4.0 * each, column);
             shape.stochastic = true;

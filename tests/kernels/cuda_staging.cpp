@@ -90,6 +90,12 @@ public:
         } else if constexpr (std::is_same_v<T, RoundShape>) {
             T shape = argument;
             shape.window = static_cast<const float*>(translate(shape.window));
+            shape.codes = device(shape.codes);
+            return shape;
+        } else if constexpr (std::is_same_v<T, QuantizedWeights>) {
+            T shape = argument;
+            shape.window = static_cast<const float*>(translate(shape.window));
+            shape.largest = static_cast<float*>(translate(shape.largest));
             return shape;
         } else if constexpr (std::is_same_v<T, PickedKeys>) {
             T keys = argument;

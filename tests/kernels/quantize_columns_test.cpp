@@ -1,4 +1,4 @@
-// Columns of routed rows in E4M3 against the nearest value by search and scales by their definition.
+// Columns of routed rows in E4M3, and of E5M2, against the nearest value by search and scales by their definition.
 #include "kernels/bf16.hpp"
 #include "tests/kernels/e4m3.hpp"
 
@@ -44,7 +44,7 @@ std::int64_t wrong_block(const Data& d, From from, std::int64_t block, std::int6
 }
 
 std::int64_t wrong_columns(const Data& d, From from) {
-    const auto& [rows, cols, groups] = d.rows.s;
+    const std::int64_t rows = d.rows.s.rows, cols = d.rows.s.cols, groups = d.rows.s.groups;
     std::int64_t wrong = from == From::both ? wrong_rows(d.rows) : 0, block = 0, first = 0;
     const Index counts = d.rows.counts.empty() ? Index{static_cast<int>(rows)} : d.rows.counts;
     for (const std::int32_t count : counts) {
@@ -57,6 +57,27 @@ std::int64_t wrong_columns(const Data& d, From from) {
     for (std::int64_t i = block * cols * scale_block; i < all * cols * scale_block; ++i)
         wrong += d.q[static_cast<std::size_t>(i)] != poison_byte;
     return wrong;
+}
+
+// What rows of E5M2 with one scale stand for, and what their columns do: the same, with zeros behind a group's last
+// row.
+std::int64_t lost_values(const Data& d) {
+    const auto value = [](std::uint8_t byte, double scale) { return static_cast<double>(float_of_e5m2(byte)) * scale; };
+    const std::int64_t cols = d.rows.s.cols;
+    std::int64_t lost = 0, block = 0, first = 0;
+    for (const std::int32_t count : d.rows.counts) {
+        for (std::int64_t r = 0; r < (count + scale_block - 1) / scale_block * scale_block; ++r)
+            for (std::int64_t col = 0; col < cols; ++col) {
+                const std::int64_t column = (block + r / scale_block) * cols + col, row = first + r;
+                const double want = r < count ? value(d.rows.q[static_cast<std::size_t>(row * cols + col)],
+                                                      d.rows.scale.at(row * scale_blocks(cols)))
+                                              : 0.0;
+                lost += value(d.q[static_cast<std::size_t>(column * scale_block + r % scale_block)],
+                              d.scale.at(column)) != want;
+            }
+        first += count, block += scale_blocks(count);
+    }
+    return lost;
 }
 
 Case columns_case(std::int64_t rows, std::int64_t cols, const Index& counts, Type type, From from) {
@@ -114,6 +135,35 @@ TEST_CASE("quantize_columns: blocks of 128 rows of a group, zeros behind its las
             check(columns_case(6, 144, {0, 0}, type, from));
             check(columns_case(70, 48, Index(70, 1), type, from)); // more groups than a warp has lanes
         }
+    }
+}
+
+TEST_CASE("requantize_columns: rows of E5M2 with one scale lose nothing, subnormal values neither") {
+    const Index counts{130, 0, 1, 77, 64};
+    for (const std::int64_t cols : {std::int64_t{16}, std::int64_t{272}}) {
+        const std::int64_t rows = 272, blocks = column_blocks(rows, 5);
+        Case out;
+        out.name = fmt::format("requantize_columns E5M2 {} x {}", rows, cols);
+        Random random(out.name);
+        auto d = std::make_shared<Data>(
+            Data{{{rows, cols, 5, true},
+                  counts,
+                  Tensor(Type::bf16, 1),
+                  Bytes(static_cast<std::size_t>(rows * cols)),
+                  Tensor(Type::f32, Vec(static_cast<std::size_t>(rows * scale_blocks(cols)), 0x1p-9)),
+                  Tensor(Type::bf16, 1)},
+                 Bytes(static_cast<std::size_t>(blocks * cols * scale_block), poison_byte),
+                 Tensor(Type::f32, blocks * cols)});
+        for (std::uint8_t& byte : d->rows.q)
+            byte = static_cast<std::uint8_t>(random.below(0x7c) | random.below(2) << 7);
+        out.tolerance = 0.0;
+        out.call = [d] {
+            RowData& r = d->rows;
+            table().requantize_columns(r.s, {r.q.data(), r.scale.f32()}, r.count(), {d->q.data(), d->scale.f32()},
+                                       nullptr);
+        };
+        out.error = [d] { return static_cast<double>(lost_values(*d)); };
+        check(out);
     }
 }
 

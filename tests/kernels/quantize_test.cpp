@@ -6,6 +6,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
 namespace moe::test {
 namespace {
 
@@ -57,15 +60,33 @@ struct WeightData {
     Tensor w;
     Bytes q, qt;
     Tensor scale, qt_scale;
+    // Of one scale: as RoundShape has them. delayed: the scale is that of window.
+    Tensor window = Tensor(Type::f32, Vec{0.0}), largest = Tensor(Type::f32, Vec{0.0});
+    bool delayed = false;
+    QuantizedWeights shape() {
+        QuantizedWeights shape = s;
+        if (delayed) shape.window = window.f32();
+        if (s.one_scale) shape.largest = largest.f32();
+        return shape;
+    }
 };
 
-// Either form against blocks cut out of the weights one by one.
-std::int64_t wrong_weights(const WeightData& d) {
-    const auto [groups, n, k] = d.s;
+double largest_in(const Vec& values) {
+    double largest = 0.0;
+    for (const double x : values) largest = std::max(largest, std::abs(x));
+    return largest;
+}
+
+// Either form against blocks cut out of the weights one by one. `before`: what stood where the largest magnitude goes.
+std::int64_t wrong_weights(const WeightData& d, double before) {
+    const std::int64_t groups = d.s.groups, n = d.s.n, k = d.s.k;
     const std::int64_t down = scale_blocks(n), across = scale_blocks(k);
     std::int64_t wrong = 0;
     Vec rounded = d.w.values();
     for (double& x : rounded) x = static_cast<double>(float_of_bf16(bf16_of_float(static_cast<float>(x))));
+    const double largest = largest_in(rounded);
+    const double whole = !d.delayed ? scale_of({largest}) : d.window.at(0) > 0.0 ? scale_of({d.window.at(0)}) : 1.0;
+    if (d.s.one_scale) wrong += d.largest.at(0) != std::max(largest, d.delayed ? before : 0.0);
     for (std::int64_t g = 0; g < groups; ++g) {
         for (std::int64_t block = 0; block < down * across; ++block) {
             const std::int64_t row = block / across * scale_block, col = block % across * scale_block;
@@ -73,13 +94,13 @@ std::int64_t wrong_weights(const WeightData& d) {
             for (std::int64_t r = row; r < std::min(n, row + scale_block); ++r)
                 for (std::int64_t c = col; c < std::min(k, col + scale_block); ++c)
                     values.push_back(rounded[static_cast<std::size_t>((g * n + r) * k + c)]);
-            const double scale = scale_of(values);
+            const double scale = d.s.one_scale ? whole : scale_of(values);
             wrong += d.scale.at(g * down * across + block) != scale;
             wrong += d.qt_scale.at((g * across + block % across) * down + block / across) != scale;
             std::size_t next = 0;
             for (std::int64_t r = row; r < std::min(n, row + scale_block); ++r) {
                 for (std::int64_t c = col; c < std::min(k, col + scale_block); ++c) {
-                    const std::uint8_t want = nearest(values[next++] / scale);
+                    const std::uint8_t want = nearest(std::clamp(values[next++] / scale, -448.0, 448.0));
                     wrong += d.q[static_cast<std::size_t>((g * n + r) * k + c)] != want;
                     wrong += d.qt[static_cast<std::size_t>((g * k + c) * n + r)] != want;
                 }
@@ -89,24 +110,38 @@ std::int64_t wrong_weights(const WeightData& d) {
     return wrong;
 }
 
-Case weights_case(int groups, std::int64_t n, std::int64_t k, Type type) {
+// With a scale for each square, one of their own, or one of the steps before.
+struct OneScale {
+    bool on = false;
+    std::optional<double> window = {};
+};
+
+Case weights_case(int groups, std::int64_t n, std::int64_t k, Type type, const OneScale& one = {}) {
+    constexpr double before = 3.0;
     Case out;
-    out.name = fmt::format("quantize_weights {} x {} x {} {}", groups, n, k, name_of(type));
+    out.name = fmt::format("quantize_weights {} x {} x {} {}{}", groups, n, k, name_of(type),
+                           one.window ? fmt::format(" window {}", *one.window)
+                           : one.on   ? " one scale"
+                                      : "");
     Random random(out.name);
     const std::int64_t elements = groups * n * k, blocks = groups * scale_blocks(n) * scale_blocks(k);
-    auto d = std::make_shared<WeightData>(WeightData{{groups, n, k},
+    auto d = std::make_shared<WeightData>(WeightData{{groups, n, k, one.on},
                                                      Tensor(type, drawn(random, elements, 16 * k)),
                                                      Bytes(static_cast<std::size_t>(elements)),
                                                      Bytes(static_cast<std::size_t>(elements)),
                                                      Tensor(Type::f32, blocks),
                                                      Tensor(Type::f32, blocks)});
-    out.bytes = static_cast<double>(elements) * (static_cast<double>(size_of(type)) + 2.0);
+    d->delayed = one.window.has_value();
+    if (one.window) d->window.set(0, *one.window);
+    d->largest.set(0, before);
+    const double reads = one.on && !one.window ? 2.0 : 1.0;
+    out.bytes = static_cast<double>(elements) * (reads * static_cast<double>(size_of(type)) + 2.0);
     out.tolerance = 0.0;
     out.call = [d] {
-        table().quantize_weights(d->s, d->w.src(), d->q.data(), d->scale.f32(), d->qt.data(), d->qt_scale.f32(),
+        table().quantize_weights(d->shape(), d->w.src(), d->q.data(), d->scale.f32(), d->qt.data(), d->qt_scale.f32(),
                                  nullptr);
     };
-    out.error = [d] { return static_cast<double>(wrong_weights(*d)); };
+    out.error = [d] { return static_cast<double>(wrong_weights(*d, before)); };
     return out;
 }
 
@@ -170,6 +205,16 @@ TEST_CASE("quantize_weights: both forms, partial blocks, several matrices, BF16 
         check(weights_case(2, 16, 16, type));
         check(weights_case(1, 32, 640, type));
     }
+}
+
+TEST_CASE("quantize_weights: one scale for all of them, of their own largest magnitude or of the steps before") {
+    for (const Type type : {Type::bf16, Type::f32})
+        for (const OneScale& one :
+             {OneScale{true}, OneScale{true, 0.0}, OneScale{true, 1e-3}, OneScale{true, 449.0}, OneScale{true, 3e9}}) {
+            check(weights_case(1, 128, 128, type, one));
+            check(weights_case(3, 144, 272, type, one));
+            check(weights_case(2, 16, 16, type, one));
+        }
 }
 
 std::vector<Case> quantize_benchmarks() {

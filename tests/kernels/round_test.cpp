@@ -105,6 +105,43 @@ Case round_case(RoundShape s, const Index& counts, Type type, Results results,
     return out;
 }
 
+// The bytes of a format beside its values: each stands for the value, with one scale in every place.
+Case codes_case(RoundShape s, const Index& counts, Type type, bool beside, const std::optional<Delayed>& delayed) {
+    Case out = round_case(s, counts, type, Results::rows, delayed);
+    out.name += beside ? " bytes beside" : " bytes";
+    s.groups = static_cast<int>(counts.size()), s.run = s.rows;
+    auto d = data_for(s, counts, type, out.name);
+    if (delayed) d->delayed = true, d->window.set(0, delayed->window), d->largest.set(0, delayed->before);
+    const std::int64_t n = s.rows * s.cols, across = scale_blocks(s.cols);
+    auto q = std::make_shared<Bytes>(static_cast<std::size_t>(n), poison_byte);
+    auto scale = std::make_shared<Tensor>(Type::f32, s.rows * across);
+    out.call = [d, q, scale, beside] {
+        RoundShape shape = d->shape();
+        shape.codes = {q->data(), scale->f32()};
+        table().round_operand(shape, d->x.src(), d->count(), nullptr, nullptr, d->largest.f32(),
+                              beside ? d->by_row.dst() : Dst{}, {}, nullptr);
+    };
+    out.error = [d, q, scale, beside, n, across] {
+        const Vec want = expected(*d).by_row;
+        const auto used = static_cast<std::int64_t>(want.size());
+        const std::int64_t rows = used / d->s.cols;
+        std::int64_t wrong = scale->untouched(rows * across, (d->s.rows - rows) * across) ? 0 : 1;
+        for (std::int64_t i = 0; i < n; ++i) {
+            const std::uint8_t byte = (*q)[static_cast<std::size_t>(i)];
+            if (i >= used) {
+                wrong += byte != poison_byte;
+                continue;
+            }
+            const double s = scale->at(i / d->s.cols * across + i % d->s.cols / scale_block);
+            const float value = d->s.format == RoundFormat::e5m2 ? float_of_e5m2(byte) : float_of_e4m3(byte);
+            wrong += static_cast<double>(value) * s != want[static_cast<std::size_t>(i)] || s != scale->at(0);
+        }
+        return worst({demand(wrong == 0),
+                      beside ? demand(d->by_row.values(0, used) == want) : demand(d->by_row.untouched(0, n))});
+    };
+    return out;
+}
+
 RoundShape shape_of(RoundFormat format, std::int64_t rows, std::int64_t cols) {
     RoundShape s;
     s.format = format, s.rows = rows, s.cols = cols;
@@ -169,6 +206,20 @@ TEST_CASE("round_operand: a scale of the steps before, beyond which values satur
             check(round_case(shape_of(format, 20, 530), {9, 40}, Type::f32, Results::columns, Delayed{window, 1.0}));
             check(round_case(shape_of(format, 8, 16), {0, 0}, Type::bf16, Results::rows, Delayed{window, 0.5}));
         }
+}
+
+TEST_CASE("round_operand: bytes of E4M3 and E5M2 with the tensor's scale in every place, alone and beside values") {
+    for (const RoundFormat format : {RoundFormat::e4m3, RoundFormat::e5m2})
+        for (const bool beside : {false, true})
+            for (const std::optional<Delayed>& delayed :
+                 {std::optional<Delayed>{}, std::optional<Delayed>{{0.0, 7.0}}, std::optional<Delayed>{{0.75, 0.0}},
+                  std::optional<Delayed>{{449.0, 0.0}}}) {
+                check(codes_case(shape_of(format, 64, 96), {}, Type::bf16, beside, delayed));
+                check(codes_case(shape_of(format, 37, 400), {}, Type::f32, beside, delayed));
+                check(codes_case(shape_of(format, 70, 272), {33, 0, 7, 20}, Type::bf16, beside, delayed));
+                check(codes_case(shape_of(format, 20, 528), {9, 40}, Type::bf16, beside, delayed));
+                check(codes_case(shape_of(format, 8, 16), {0, 0}, Type::bf16, beside, delayed));
+            }
 }
 
 TEST_CASE("round_operand: with a scale of the steps before infinity saturates, NaN stays, and both are told") {

@@ -1,4 +1,4 @@
-// Gradients of weights from columns of scaled E4M3 against triple loops in double.
+// Gradients of weights from columns of scaled E4M3, or E5M2 by E4M3, against triple loops in double.
 #include "tests/kernels/e4m3.hpp"
 
 #include <doctest/doctest.h>
@@ -18,10 +18,11 @@ double sums_tolerance() { return std::string_view(table().name) == "cpu" ? f32_t
 struct Operand {
     Bytes q;
     Tensor scale;
+    bool e5m2 = false;
     Fp8Columns columns() { return {q.data(), scale.f32()}; }
     double at(std::int64_t column, std::int64_t row) const {
-        return static_cast<double>(float_of_e4m3(q[static_cast<std::size_t>(column * scale_block + row)])) *
-               scale.at(column);
+        const std::uint8_t byte = q[static_cast<std::size_t>(column * scale_block + row)];
+        return static_cast<double>(e5m2 ? float_of_e5m2(byte) : float_of_e4m3(byte)) * scale.at(column);
     }
 };
 
@@ -47,8 +48,11 @@ std::vector<std::int64_t> rows_of(const Data& d) {
 
 // Blocks that hold rows have every value but the NaNs, and zeros behind a group's last row; those behind are NaN, bytes
 // and scales.
-Operand drawn(Random& random, const std::vector<std::int64_t>& rows, std::int64_t blocks, std::int64_t cols) {
-    Operand out{Bytes(static_cast<std::size_t>(blocks * cols * scale_block), 0x7f), Tensor(Type::f32, blocks * cols)};
+Operand drawn(Random& random, const std::vector<std::int64_t>& rows, std::int64_t blocks, std::int64_t cols,
+              bool e5m2 = false) {
+    const std::int32_t end = e5m2 ? 0x7c : 0x7f; // E5M2 has infinities
+    Operand out{Bytes(static_cast<std::size_t>(blocks * cols * scale_block), 0x7f), Tensor(Type::f32, blocks * cols),
+                e5m2};
     std::int64_t block = 0;
     for (const std::int64_t count : rows) {
         for (std::int64_t first = 0; first < count; first += scale_block, ++block) {
@@ -56,7 +60,7 @@ Operand drawn(Random& random, const std::vector<std::int64_t>& rows, std::int64_
                 out.scale.set(column, std::exp2(random.below(6) - 3));
                 for (std::int64_t r = 0; r < scale_block; ++r)
                     out.q[static_cast<std::size_t>(column * scale_block + r)] =
-                        first + r < count ? static_cast<std::uint8_t>(random.below(0x7f) | random.below(2) << 7) : 0;
+                        first + r < count ? static_cast<std::uint8_t>(random.below(end) | random.below(2) << 7) : 0;
             }
         }
     }
@@ -91,19 +95,19 @@ std::shared_ptr<Data> data_of(const std::string& name, const Index& counts, cons
     auto d = std::make_shared<Data>(
         Data{s, counts, {{}, Tensor(Type::f32, 0)}, {{}, Tensor(Type::f32, 0)}, Tensor(result, 0), Tensor(result, 0)});
     const std::int64_t blocks = column_blocks(s.capacity, s.groups);
-    d->a = drawn(random, rows_of(*d), blocks, s.n), d->b = drawn(random, rows_of(*d), blocks, s.k);
+    d->a = drawn(random, rows_of(*d), blocks, s.n, s.e5m2), d->b = drawn(random, rows_of(*d), blocks, s.k);
     d->before = random.tensor(result, s.groups * s.n * s.k, 1e4);
     d->c = s.accumulate ? d->before : Tensor(result, s.groups * s.n * s.k);
     return d;
 }
 
 Case wgrad_case(const Index& counts, std::int64_t n, std::int64_t k, std::int64_t capacity, bool accumulate,
-                Type result = Type::f32) {
+                Type result = Type::f32, bool e5m2 = false) {
     const auto groups = counts.empty() ? 1 : static_cast<int>(counts.size());
     Case out;
-    out.name = fmt::format("scaled_wgrad counts {} n {} k {} capacity {} {} {}", fmt::join(counts, ","), n, k, capacity,
-                           accumulate ? "+=" : "=", name_of(result));
-    auto d = data_of(out.name, counts, {groups, n, k, capacity, accumulate}, result);
+    out.name = fmt::format("scaled_wgrad{} counts {} n {} k {} capacity {} {} {}", e5m2 ? " E5M2" : "",
+                           fmt::join(counts, ","), n, k, capacity, accumulate ? "+=" : "=", name_of(result));
+    auto d = data_of(out.name, counts, {groups, n, k, capacity, accumulate, 0, e5m2}, result);
     const auto rows = static_cast<double>(filled(counts, capacity));
     out.flops = 2.0 * rows * static_cast<double>(n * k);
     out.bytes = rows * static_cast<double>(n + k) +
@@ -121,6 +125,8 @@ TEST_CASE("scaled_wgrad: blocks and tiles in part, empty and single-row groups, 
         for (const Type result : {Type::f32, Type::bf16}) {
             check(wgrad_case({3, 0, 1, 5}, 13, 7, 12, adds, result));
             check(wgrad_case({130, 0, 1, 77, 64}, 80, 48, 300, adds, result));
+            check(wgrad_case({130, 0, 1, 77, 64}, 80, 48, 300, adds, result, true));
+            check(wgrad_case({3, 0, 1, 5}, 13, 7, 12, adds, result, true));
             check(wgrad_case({70, 200}, 528, 400, 270, adds, result)); // tiles beyond a cluster's in both directions
         }
         check(wgrad_case({130, 0, 1, 77, 64}, 272, 80, 300, adds));
@@ -131,6 +137,8 @@ TEST_CASE("scaled_wgrad: blocks and tiles in part, empty and single-row groups, 
         check(wgrad_case(Index(33, 1), 32, 64, 33, adds));
         check(wgrad_case({0, 0}, 64, 64, 64, adds));
         check(wgrad_case({3, 5}, 16, 16, 8, adds));
+        check(wgrad_case({1000, 30}, 272, 272, 1030, adds, Type::f32, true));
+        check(wgrad_case({}, 144, 208, 190, adds, Type::f32, true));
         check(wgrad_case({1000, 30}, 272, 272, 1030, adds)); // more blocks than stages
         check(wgrad_case({}, 144, 208, 190, adds));
     }

@@ -1,4 +1,5 @@
-// Hopper's tensor cores: products of a warpgroup on operands in shared memory, BF16 or E4M3 with FP32 sums.
+// Hopper's tensor cores: products of a warpgroup on operands in shared memory, BF16, or E4M3 and E5M2 by E4M3, with
+// FP32 sums.
 #pragma once
 
 #include <cstdint>
@@ -139,15 +140,25 @@ __device__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b, in
     }
 }
 
-// Multiplies over 32 contracted elements of E4M3, which both operands have along their rows.
-template <int count>
+// The type of an operand as an instruction names it.
+template <bool e5m2>
+struct F8Name {
+    static constexpr char text[] = "e4m3";
+};
+template <>
+struct F8Name<true> {
+    static constexpr char text[] = "e5m2";
+};
+
+// Multiplies over 32 contracted elements, which both operands have along their rows: of E4M3, or A's of E5M2.
+template <bool e5m2, int count>
 __device__ void multiply_f8(float (&d)[count], std::uint64_t a, std::uint64_t b, int add) {
     constexpr int n = 2 * count;
     static_assert(n == 192 || n == 128);
     if constexpr (n == 192) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 "
+            "wgmma.mma_async.sync.aligned.m64n192k32.f32.%99.e4m3 "
             "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -167,10 +178,10 @@ __device__ void multiply_f8(float (&d)[count], std::uint64_t a, std::uint64_t b,
               "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
               "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
               "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-            : "l"(a), "l"(b), "r"(add));
+            : "l"(a), "l"(b), "r"(add), "C"(F8Name<e5m2>::text));
     } else if constexpr (n == 128) {
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.%67.e4m3 "
                      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -185,7 +196,7 @@ __device__ void multiply_f8(float (&d)[count], std::uint64_t a, std::uint64_t b,
                        "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
                        "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
                        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                     : "l"(a), "l"(b), "r"(add));
+                     : "l"(a), "l"(b), "r"(add), "C"(F8Name<e5m2>::text));
     }
 }
 

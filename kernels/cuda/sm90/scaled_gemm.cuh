@@ -1,4 +1,5 @@
-// The grouped product of scaled E4M3 operands on Hopper: the frame of grouped_gemm.cuh, other products.
+// The grouped product of scaled E4M3 operands, or E5M2 by E4M3, on Hopper: the frame of grouped_gemm.cuh, other
+// products.
 //
 // The tensor cores add up 128 contracted elements, which have one scale per row of A and one per 128 rows of B; these
 // sums are scaled and added to the tile's in FP32 registers, while the other warpgroup multiplies. The two keep out of
@@ -11,8 +12,9 @@
 namespace moe::cuda::sm90 {
 
 // Rows of 128 bytes are 128 contracted elements, one block of scales.
-template <int columns, int stage_count, int buffer_count, Pair neighbours>
+template <bool wide, int columns, int stage_count, int buffer_count, Pair neighbours>
 struct ScaledConfig : Config<GroupedProduct::forward, columns, stage_count, buffer_count, neighbours> {
+    static constexpr bool e5m2 = wide; // A is E5M2
     static constexpr int tile_k = 128;
     // Beside the sums of 256 columns there are registers for the products of half as many.
     static constexpr int passes = columns == 256 ? 2 : 1, width = columns / passes;
@@ -76,9 +78,9 @@ __device__ void issue_block(unsigned stage, int consumer, int pass, float (&part
     const std::uint64_t b = ptx::describe<C::box_bytes>(stage + C::a_boxes * C::box_bytes + pass * C::width * 128);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < 3; ++i) ptx::multiply_f8(part, a + i * 2, b + i * 2, i); // 32 bytes further each time
+    for (int i = 0; i < 3; ++i) ptx::multiply_f8<C::e5m2>(part, a + i * 2, b + i * 2, i); // 32 bytes further each time
     ptx::commit_products();
-    ptx::multiply_f8(part, a + 6, b + 6, 1);
+    ptx::multiply_f8<C::e5m2>(part, a + 6, b + 6, 1);
     ptx::commit_products();
 }
 

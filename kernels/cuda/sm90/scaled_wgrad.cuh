@@ -1,4 +1,5 @@
-// The gradient of weights from columns of scaled E4M3 on Hopper: the frame of grouped_gemm.cuh, other products.
+// The gradient of weights from columns of scaled E4M3, or E5M2 by E4M3, on Hopper: the frame of grouped_gemm.cuh, other
+// products.
 //
 // Both operands lie in blocks of 128 contracted rows, whose columns have a scale each, so that a box of 64 columns of a
 // block is 8 KiB side by side. The tensor cores add up a block; each sum is multiplied by the scales of its row and its
@@ -10,13 +11,13 @@
 
 namespace moe::cuda::sm90 {
 
-// `low`: results in BF16.
-template <int columns, int stage_count, int buffer_count, Pair neighbours, Update result, bool low>
+// `low`: results in BF16; `wide`: A is E5M2.
+template <int columns, int stage_count, int buffer_count, Pair neighbours, Update result, bool low, bool wide>
 struct ScaledGradientConfig
     : Config<GroupedProduct::wgrad, columns, stage_count, buffer_count, neighbours, Turns::together, result> {
     using Base = Config<GroupedProduct::wgrad, columns, stage_count, buffer_count, neighbours, Turns::together, result>;
     static constexpr int tile_k = 128;
-    static constexpr bool narrow = low;
+    static constexpr bool narrow = low, e5m2 = wide;
     static constexpr int result_columns = low ? 64 : 32, parts = columns / result_columns;
     // Beside the sums of 256 columns there are registers for the products of half as many.
     static constexpr int passes = columns == 256 ? 2 : 1, width = columns / passes;

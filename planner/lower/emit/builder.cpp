@@ -12,8 +12,8 @@ program::Dtype activation_dtype(machine::Precision precision) {
     return precision == machine::Precision::fp32 ? program::Dtype::f32 : program::Dtype::bf16;
 }
 
-program::Dtype quantized_dtype(machine::Precision precision) {
-    switch (precision) {
+program::Dtype quantized_dtype(const plan::Plan& plan, machine::Precision wanted) {
+    switch (plan.computed_in(wanted)) {
     case machine::Precision::fp32:
     case machine::Precision::bf16:
         return program::Dtype::bf16;
@@ -52,7 +52,7 @@ machine::Precision Builder::precision() const {
     }
 }
 
-program::Dtype Builder::quantized_dtype() const { return moe::emit::quantized_dtype(plan_.computed_in(precision())); }
+program::Dtype Builder::quantized_dtype() const { return moe::emit::quantized_dtype(plan_, precision()); }
 
 int Builder::open(plan::SlotKind kind, int chunk) {
     program_.templates.push_back({kind, chunk, {}});

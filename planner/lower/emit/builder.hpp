@@ -65,6 +65,8 @@ public:
     machine::Precision precision() const; // of the open module's products
     // True where their operands are rounded to a format that the plan emulates, and stay BF16.
     bool rounds() const { return plan_.emulates(precision()); }
+    // True where they are quantized by rows to E4M3, gradients to E5M2, with one scale for each tensor.
+    bool one_scale() const { return by_rows() && precision() == machine::Precision::fp8_tensor; }
     // The type that operands of the open module's products are quantized to; bf16 where they are not, or are rounded.
     bool quantized() const { return rounds() || quantized_dtype() != program::Dtype::bf16; }
     program::Dtype quantized_dtype() const;
@@ -124,8 +126,9 @@ private:
     int open_ = -1, chunk_ = -1;
 };
 
-// Dtype of activations and of quantized operands (bf16 when the plan quantizes nothing) under a precision.
+// Dtype of activations, and of quantized operands of products that a plan wants in a precision: bf16 where they are not
+// quantized, or are rounded.
 program::Dtype activation_dtype(machine::Precision precision);
-program::Dtype quantized_dtype(machine::Precision precision);
+program::Dtype quantized_dtype(const plan::Plan& plan, machine::Precision wanted);
 
 } // namespace moe::emit

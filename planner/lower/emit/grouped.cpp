@@ -8,6 +8,7 @@ void grouped(Builder& b, program::GroupedMode mode, program::TensorId operand, p
              program::TensorId counts, program::TensorId out, program::GroupedGemmAttr attr) {
     attr.mode = mode;
     attr.accumulate = b.at(out).storage == program::Storage::gradient; // FSDP's are new in every backward
+    attr.e5m2 = mode != program::GroupedMode::forward && b.one_scale();
     const double rows = b.expected_rows(operand);
     program::Op& op = b.emit(program::OpKind::grouped_gemm, {operand, other, counts}, {out}, attr);
     op.flops = 2.0 * rows * static_cast<double>(attr.n) * static_cast<double>(attr.k);

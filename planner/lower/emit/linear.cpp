@@ -67,6 +67,7 @@ void dgrad_rows(Builder& b, const Linear& linear, program::TensorId dy, program:
         attr.lda = part.stride;
         attr.a_offset = part.from;
         attr.accumulate = part.from > 0;
+        attr.e5m2 = b.one_scale();
         b.gemm(dy, part.weight.value, dx, attr).bytes = part.share * bytes_of_rows(b, dy, attr.m) +
                                                         b.at(part.weight.value).expected_bytes() +
                                                         (attr.accumulate ? 2.0 : 1.0) * bytes_of_rows(b, dx, attr.m);
@@ -75,7 +76,7 @@ void dgrad_rows(Builder& b, const Linear& linear, program::TensorId dy, program:
 
 // The layer with weights as products multiply them: itself, or `low` where they are rounded.
 const Linear& with_multiplied(Builder& b, const Linear& linear, bool forward, Linear& low) {
-    if (!b.rounds() || !linear.quantize) return linear;
+    if (!linear.quantize || !(b.rounds() || b.one_scale())) return linear;
     low = linear;
     low.weight.value = multiplied(b, linear.weight, linear.name, 1, forward);
     if (low.beside) low.beside->value = multiplied(b, *linear.beside, linear.name, 1, forward, ".beside");
@@ -109,6 +110,7 @@ void wgrad(Builder& b, const Linear& linear, const std::vector<program::TensorId
         attr.a_offset = part.from;
         attr.accumulate =
             b.at(part.weight.gradient).storage == program::Storage::gradient; // FSDP's are new in every backward
+        attr.e5m2 = b.one_scale();
         program::Op& op = b.gemm(dy.front(), x, part.weight.gradient, attr);
         op.bytes -= (1.0 - part.share) * b.at(dy.front()).expected_bytes();
         for (std::size_t i = 1; i < dy.size(); ++i) {
@@ -160,7 +162,12 @@ program::TensorId adapter_backward(Builder& b, const Linear& linear, program::Te
 
 // The saved input, before any gather.
 program::TensorId saved_of(Builder& b, const Linear& linear) {
-    if (!b.quantized() || !linear.quantize || !linear.shared_input || b.by_rows()) return linear.saved;
+    const bool blocks = b.by_rows() && !b.one_scale();
+    if (!b.quantized() || !linear.quantize || !linear.shared_input || blocks) return linear.saved;
+    if (b.one_scale())
+        return round_operand(b, linear.saved, linear.name + ".in_again", linear.name, true, false, program::no_tensor,
+                             program::RoundAttr::Role::activation)
+            .row;
     if (b.rounds())
         return round_operand(b, linear.saved, linear.name + ".in_again", linear.name, false, true, program::no_tensor,
                              program::RoundAttr::Role::activation)
@@ -170,10 +177,10 @@ program::TensorId saved_of(Builder& b, const Linear& linear) {
 
 // The tensor that `saved_of` has given, gathered, as wgrad multiplies it, in as many pieces as dy comes in.
 program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId x, int pieces = 1) {
-    if (!b.by_rows() || !linear.quantize || (linear.shared_input && !b.fp8_wgrad())) return x;
+    if (!b.by_rows() || !linear.quantize || (linear.shared_input && !b.fp8_wgrad() && !b.one_scale())) return x;
     b.phase = program::Phase::wgrad;
     if (!b.fp8_wgrad()) return dequantize(b, x, linear.name + ".in_wide");
-    return columns(b, x, linear.name + ".in", program::no_tensor, pieces);
+    return columns(b, x, linear.name + ".in", false, program::no_tensor, pieces);
 }
 
 // The gradient of y for dgrad, where asked for, and for wgrad; its rows may be those that step `step` of a ring over TP
@@ -207,6 +214,13 @@ Quantized quantize(Builder& b, program::TensorId x, const std::string& name, con
         return round_operand(b, x, name, linear, row, column && b.with_backward, counts,
                              forward ? program::RoundAttr::Role::activation : program::RoundAttr::Role::gradient);
     }
+    if (b.one_scale()) {
+        const bool forward = b.phase == program::Phase::forward;
+        const auto role = forward ? program::RoundAttr::Role::activation : program::RoundAttr::Role::gradient;
+        const Quantized q = round_operand(b, x, name, linear, true, column && !forward && !b.fp8_wgrad(), counts, role);
+        if (!column || forward) return {q.row, q.row};
+        return {q.row, b.fp8_wgrad() ? columns(b, q.row, name, true, counts) : q.column};
+    }
     const program::Tensor shape = b.at(x);
     if (b.by_rows()) {
         const program::TensorId low =
@@ -233,7 +247,7 @@ Quantized quantize(Builder& b, program::TensorId x, const std::string& name, con
 }
 
 bool quantizes_as_written(const Builder& b, std::int64_t width, int widths) {
-    return b.by_rows() && (widths == 1 || width % program::fp8_block_size == 0);
+    return b.by_rows() && !b.one_scale() && (widths == 1 || width % program::fp8_block_size == 0);
 }
 
 program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name, program::TensorId counts) {
@@ -243,10 +257,11 @@ program::TensorId dequantize(Builder& b, program::TensorId x, const std::string&
     return wide;
 }
 
-program::TensorId columns(Builder& b, program::TensorId x, const std::string& name, program::TensorId counts,
+program::TensorId columns(Builder& b, program::TensorId x, const std::string& name, bool e5m2, program::TensorId counts,
                           int pieces) {
     const program::TensorId turned = column_tensor(b, x, name, counts, pieces);
-    b.emit(program::OpKind::quantize, {x, counts}, {program::no_tensor, turned}, program::ColumnBlocksAttr{pieces});
+    b.emit(program::OpKind::quantize, {x, counts}, {program::no_tensor, turned},
+           program::ColumnBlocksAttr{pieces, e5m2});
     return turned;
 }
 
@@ -310,7 +325,8 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
     if (trains) {
         x = factor_of(b, linear, x);
-        if (low != program::no_tensor && b.fp8_wgrad()) dy_column = columns(b, low, linear.name + ".grad");
+        if (low != program::no_tensor && b.fp8_wgrad())
+            dy_column = columns(b, low, linear.name + ".grad", b.one_scale());
         wgrad(b, linear, {dy_column}, x);
     }
     return adapter_backward(b, linear, dy, dx);

@@ -9,8 +9,9 @@
 namespace moe::emit {
 
 // Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for. By rows
-// alone (Builder::by_rows()) and with wgrad in BF16, which reads x itself, `column` is x. `linear` is the layer that
-// multiplies them, `counts` are those of routed rows.
+// alone (Builder::by_rows()) and with wgrad in BF16, which reads x itself, `column` is x; with one scale it is what the
+// row-wise copy of a gradient stands for. `linear` is the layer that multiplies them, `counts` are those of routed
+// rows.
 struct Quantized {
     program::TensorId row = program::no_tensor, column = program::no_tensor;
 };
@@ -23,8 +24,8 @@ bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name,
                              program::TensorId counts = program::no_tensor);
 // For wgrad in FP8 where copies are kept row-wise alone: the column-wise copy of x, which may be a row-wise one, of so
-// many pieces of its rows.
-program::TensorId columns(Builder& b, program::TensorId x, const std::string& name,
+// many pieces of its rows. `e5m2`: it is a row-wise gradient with one scale.
+program::TensorId columns(Builder& b, program::TensorId x, const std::string& name, bool e5m2,
                           program::TensorId counts = program::no_tensor, int pieces = 1);
 
 // Low-rank matrices A [rank, k] and B [n, rank] beside a weight; see plan::Lora.

@@ -13,10 +13,11 @@
 
 namespace moe::emit {
 int ParameterSet::bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon,
-                             bool frozen) {
+                             bool frozen, bool one_scale) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
         if (!closed_[i] && buckets_[i].domain == domain && buckets_[i].cut == cut &&
-            buckets_[i].quantizable == quantized && low_[i] == low && muon_[i] == muon && buckets_[i].frozen == frozen)
+            buckets_[i].quantizable == quantized && low_[i] == low && muon_[i] == muon &&
+            buckets_[i].frozen == frozen && buckets_[i].one_scale == one_scale)
             return static_cast<int>(i);
     program::Bucket bucket;
     bucket.domain = domain;
@@ -29,6 +30,7 @@ int ParameterSet::bucket_for(plan::Domain domain, std::uint16_t cut, bool quanti
     bucket.chunk = chunk_;
     bucket.layer = layer_;
     bucket.quantizable = quantized;
+    bucket.one_scale = one_scale;
     buckets_.push_back(bucket);
     low_.push_back(low);
     closed_.push_back(false);
@@ -52,8 +54,9 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     const std::uint16_t cut = parameters.front().shard_dim >= 0 && degree > 1 ? axis : std::uint16_t{0};
     const machine::Precision module = domain == plan::Domain::expert ? plan_.experts() : plan_.precision;
     if (bf16_) quantized = false;
-    program::Dtype low =
-        quantized ? quantized_dtype(plan_.computed_in(precision.value_or(module))) : program::Dtype::bf16;
+    const machine::Precision wanted = precision.value_or(module);
+    program::Dtype low = quantized ? quantized_dtype(plan_, wanted) : program::Dtype::bf16;
+    const bool one_scale = low == program::Dtype::fp8_block && wanted == machine::Precision::fp8_tensor;
     // Weights that stay FP32 in a BF16 run lie in a bucket of their own.
     if (precision == machine::Precision::fp32 && plan_.precision != machine::Precision::fp32) low = program::Dtype::f32;
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
@@ -71,7 +74,7 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
         open = closed_;
         closed_.assign(closed_.size(), true);
     }
-    const int index = bucket_for(domain, cut, quantized, low, muon, plan_.lora.on() && !adapters_);
+    const int index = bucket_for(domain, cut, quantized, low, muon, plan_.lora.on() && !adapters_, one_scale);
     if (alone) {
         std::copy(open.begin(), open.end(), closed_.begin());
         closed_.back() = true;
@@ -296,6 +299,9 @@ void ParameterSet::add_matrices(program::Program& program, std::size_t index) {
         };
         m.source = view(b.group_size == 1 ? b.master : b.staging, ".plain", 1);
         m.value = view(b.weights, ".blocks", 2);
+        if (b.one_scale && !plan_.keeps_scales())
+            m.largest =
+                add_flat(program, *key + ".largest", program::Dtype::f32, program::Storage::activation, 1, b.chunk);
         b.matrices.push_back(m);
     }
 }

@@ -79,7 +79,8 @@ private:
     void add_host_scalars(program::Program& program) const;
     void add_matrices(program::Program& program, std::size_t index); // adds matrices of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
-    int bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon, bool frozen);
+    int bucket_for(plan::Domain domain, std::uint16_t cut, bool quantized, program::Dtype low, bool muon, bool frozen,
+                   bool one_scale);
     void add_muon(program::Program& program, std::size_t index); // what Muon does with a bucket, and works in
     std::int64_t cut_elements(const program::Bucket& bucket) const;
 

@@ -46,6 +46,16 @@ int slot_of(Builder& b, const std::string& linear, program::RoundAttr::Role role
     return static_cast<int>(found - io.scaled.begin()) * program::scaled_roles + static_cast<int>(role);
 }
 
+// Weights of one scale have the slot when they are quantized, as a step begins.
+void take_slot(Builder& b, const Weight& weight, const std::string& linear) {
+    const program::Tensor& value = b.at(weight.value);
+    for (program::Bucket& bucket : b.program().buckets) {
+        if (bucket.weights != value.base) continue;
+        for (program::Bucket::Matrix& m : bucket.matrices)
+            if (b.at(m.value).offset == value.offset) m.slot = slot_of(b, linear, program::RoundAttr::Role::weight);
+    }
+}
+
 // Whether the operand is one that the step rounds for the first time, and that counts.
 bool reports(const Builder& b, program::RoundAttr::Role role) {
     return b.with_backward && (role == program::RoundAttr::Role::gradient || b.phase == program::Phase::forward);
@@ -64,11 +74,13 @@ Quantized round_operand(Builder& b, program::TensorId x, const std::string& name
     const std::int64_t own = b.local_tokens();
     attr.run = role == program::RoundAttr::Role::weight || shape.rows % own != 0 ? shape.rows : own;
     const bool one = one_form(attr.format, role);
-    const auto make = [&](bool wanted, const char* suffix) {
-        return wanted ? b.tensor(name + suffix, program::Dtype::bf16, shape.rows, shape.cols, shape.expected_rows)
+    const bool low = b.one_scale();
+    const auto make = [&](bool wanted, program::Dtype dtype, const char* suffix) {
+        return wanted ? b.tensor(name + suffix, dtype, shape.rows, shape.cols, shape.expected_rows)
                       : program::no_tensor;
     };
-    const Quantized q{make(row || one, ".row"), make(column && !one, ".column")};
+    const Quantized q{make(row || one, low ? b.quantized_dtype() : program::Dtype::bf16, ".row"),
+                      make(column && (low || !one), program::Dtype::bf16, low ? ".values" : ".column")};
     program::Operands in{x};
     if (counts != program::no_tensor) in.push_back(counts);
     if (attr.format == machine::Precision::nvfp4 && role == program::RoundAttr::Role::gradient) {
@@ -79,8 +91,7 @@ Quantized round_operand(Builder& b, program::TensorId x, const std::string& name
     }
     program::Operands out{q.row, q.column};
     const program::ProgramIo& io = b.program().io;
-    const bool delayed =
-        attr.format == machine::Precision::fp8_tensor && b.plan().fp8_scaling == plan::Fp8Scaling::delayed;
+    const bool delayed = attr.format == machine::Precision::fp8_tensor && b.plan().keeps_scales();
     if (delayed) {
         attr.slot = slot_of(b, linear, role);
         in.resize(4, program::no_tensor);
@@ -94,11 +105,12 @@ Quantized round_operand(Builder& b, program::TensorId x, const std::string& name
     op.bytes = (scales_tensor(attr.format) && !delayed ? 2.0 : 1.0) * shape.expected_bytes();
     for (const program::TensorId result : {q.row, q.column})
         if (result != program::no_tensor) op.bytes += b.at(result).expected_bytes();
-    return {q.row, one ? q.row : q.column};
+    return {q.row, one && !low ? q.row : q.column};
 }
 
 program::TensorId multiplied(Builder& b, const Weight& weight, const std::string& linear, int copies, bool forward,
                              const char* part) {
+    if (b.one_scale() && b.plan().keeps_scales()) take_slot(b, weight, linear);
     if (!b.rounds()) return weight.value;
     const Quantized q = round_operand(b, weight.value, linear + part + (forward ? ".weight" : ".weight_again"), linear,
                                       forward, !forward, program::no_tensor, program::RoundAttr::Role::weight);

@@ -114,7 +114,11 @@ program::TensorId MoeLayer::gather_counts(emit::Builder& b, program::TensorId co
 // travels so: over peer memory scales move in whole 16 bytes.
 bool MoeLayer::quantizes_tokens(const emit::Builder& b) const {
     const plan::Plan& plan = b.plan();
-    if (!plan.blocks_by_rows() || plan.experts() != machine::Precision::fp8_blockwise || b.bf16 || moe_.probs_on_input)
+    if (!plan.blocks_by_rows() || b.bf16 || moe_.probs_on_input ||
+        emit::quantized_dtype(plan, plan.experts()) != program::Dtype::fp8_block)
+        return false;
+    // wgrad in BF16 reads what a gradient's rows of one scale stand for, which are made of rows in BF16.
+    if (b.phase != program::Phase::forward && plan.experts() == machine::Precision::fp8_tensor && !plan.fp8_wgrad)
         return false;
     if (two_levels(b)) return false; // Slots have no scales.
     if (over_peers(b)) return width() % (4 * program::fp8_block_size) == 0;
@@ -123,7 +127,8 @@ bool MoeLayer::quantizes_tokens(const emit::Builder& b) const {
 
 program::TensorId MoeLayer::quantized_tokens(emit::Builder& b, program::TensorId x, const std::string& name) {
     const program::Module module = std::exchange(b.module, program::Module::experts);
-    const program::TensorId tokens = emit::quantize(b, x, name, name, true, false).row;
+    const char* linear = b.phase == program::Phase::forward ? "expert_fc1" : "expert_fc2"; // that multiplies them
+    const program::TensorId tokens = emit::quantize(b, x, name, linear, true, false).row;
     b.module = module;
     return tokens;
 }

@@ -226,15 +226,16 @@ emit::Quantized copies(emit::Builder& b, program::TensorId x, program::TensorId 
 // The copy of `copies` that the forward keeps.
 program::TensorId kept(const emit::Builder& b, const emit::Quantized& x) { return b.by_rows() ? x.row : x.column; }
 // A copy as wgrad multiplies it: x itself, its columns, or what it stands for in BF16.
-program::TensorId factor(emit::Builder& b, program::TensorId x, const std::string& name, program::TensorId counts) {
+program::TensorId factor(emit::Builder& b, program::TensorId x, const std::string& name, program::TensorId counts,
+                         bool e5m2 = false) {
     if (!b.by_rows()) return x;
     const program::Dtype dtype = b.at(x).dtype;
-    if (b.fp8_wgrad()) return dtype == program::Dtype::fp8_columns ? x : emit::columns(b, x, name, counts);
+    if (b.fp8_wgrad()) return dtype == program::Dtype::fp8_columns ? x : emit::columns(b, x, name, e5m2, counts);
     return dtype == b.quantized_dtype() ? emit::dequantize(b, x, name + "_wide", counts) : x;
 }
-program::TensorId factor(emit::Builder& b, const emit::Quantized& x, const std::string& name,
+program::TensorId factor(emit::Builder& b, const emit::Quantized& dy, const std::string& name,
                          program::TensorId counts) {
-    return factor(b, x.column != program::no_tensor ? x.column : x.row, name, counts);
+    return factor(b, dy.column != program::no_tensor ? dy.column : dy.row, name, counts, b.one_scale());
 }
 
 } // namespace
@@ -276,9 +277,9 @@ program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     const bool early = b.plan().memory_efficient_permutation && !moe_.probs_on_input;
     const program::TensorId act =
         emit_activation(b, act_, {h, early ? probs_ : program::no_tensor, counts_}, "expert_act", expected);
-    const emit::Quantized mid =
-        copies(b, act, b.by_rows() ? act : program::no_tensor, "expert_act", "expert_fc2", counts_);
-    act_saved_ = mid.column;
+    const emit::Quantized mid = copies(b, act, emit::quantizes_as_written(b, f) ? act : program::no_tensor,
+                                       "expert_act", "expert_fc2", counts_);
+    act_saved_ = b.one_scale() ? mid.row : mid.column;
     b.module = program::Module::experts;
     program::TensorId y = b.activation("expert_fc2", cap, width(), expected);
     emit::grouped(b, program::GroupedMode::forward, mid.row,
@@ -356,12 +357,13 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
                       fc2_.gradient, fc2);
         b.phase = program::Phase::dgrad;
     };
-    if (!b.by_rows()) fc2_wgrad(act_saved_);
+    const bool again = b.by_rows() && !b.one_scale();
+    if (!again) fc2_wgrad(act_saved_);
     b.module = program::Module::moe_act;
     const program::TensorId dh = b.activation("expert_dfc1", cap, inner, expected);
     program::Operands out{dh, early ? dprobs : program::no_tensor};
     program::TensorId act = program::no_tensor, dh_low = program::no_tensor;
-    if (b.by_rows()) { // The activation is written once more for wgrad, where widening would read and write.
+    if (again) { // The activation is written once more for wgrad, where widening would read and write.
         act = b.activation("expert_act_again", cap, f, expected);
         if (emit::quantizes_as_written(b, f, kind_.gated ? 2 : 1))
             dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, inner, expected);
@@ -369,7 +371,7 @@ MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
     }
     b.emit(program::OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : program::no_tensor, counts_}, out, act_);
     b.module = program::Module::experts;
-    if (b.by_rows()) fc2_wgrad(act);
+    if (again) fc2_wgrad(act);
     if (dprobs_bias != program::no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
     if (moe_.expert_bias && b.trains(fc1_bias_)) {
         b.phase = program::Phase::wgrad;

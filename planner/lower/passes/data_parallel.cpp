@@ -40,18 +40,32 @@ program::Op make(const StepOp& sized, program::Operands in, program::Operands ou
     return op;
 }
 
-// The ops of the begin slot with a bucket, but for zeroing.
+// A matrix in blocks, or with one scale: of its largest magnitude, or of the steps before, to which those that count
+// (`reports`) add.
+program::Op quantize_matrix(const program::Program& program, const plan::Plan& plan, const program::Bucket& b,
+                            const program::Bucket::Matrix& m, bool reports) {
+    const program::QuantizeAttr attr{m.copies, m.n, m.k, b.one_scale, m.slot};
+    const double elements = static_cast<double>(m.copies * m.n * m.k);
+    program::Operands in{m.source}, out{m.value};
+    if (b.one_scale && plan.keeps_scales()) {
+        if (m.slot < 0) fail("matrices of {} x {} have no place in the histories of delayed scaling", m.n, m.k);
+        in.push_back(program.io.scale_windows);
+        if (reports) out.push_back(program.io.scale_largest);
+    } else if (b.one_scale) {
+        out.push_back(m.largest);
+    }
+    const StepOp sized = quantize_op(plan, size_of(program, b), elements, static_cast<double>(attr.scales()));
+    return make(sized, std::move(in), std::move(out), attr);
+}
+
+// The ops of the begin slot with a bucket, but for zeroing; `reports`: a backward follows.
 void add_gathers(const program::Program& program, const plan::Plan& plan, const program::Bucket& b, StepWork work,
-                 std::vector<program::Op>& ops) {
+                 bool reports, std::vector<program::Op>& ops) {
     const BucketSize size = size_of(program, b);
     if (!has_work(plan, size, work)) return;
     if (work == StepWork::quantize && !b.matrices.empty()) {
-        for (const program::Bucket::Matrix& m : b.matrices) {
-            const program::QuantizeAttr attr{m.copies, m.n, m.k};
-            const double elements = static_cast<double>(m.copies * m.n * m.k);
-            ops.push_back(
-                make(quantize_op(size, elements, static_cast<double>(attr.scales())), {m.source}, {m.value}, attr));
-        }
+        for (const program::Bucket::Matrix& m : b.matrices)
+            ops.push_back(quantize_matrix(program, plan, b, m, reports));
         return;
     }
     const StepOp sized = step_op(plan, size, work);
@@ -163,7 +177,7 @@ program::Template begin_template(program::Program& program, const plan::Plan& pl
     };
     each_begin_op(program.buckets.size(), early_zero, [&](std::size_t i, StepWork work) {
         const program::Bucket& b = program.buckets[i];
-        if (work != StepWork::zero) return add_gathers(program, plan, b, work, begin.ops);
+        if (work != StepWork::zero) return add_gathers(program, plan, b, work, true, begin.ops);
         if (b.frozen) return;
         for (const auto& [from, to] : first.unset(b)) {
             const StepOp sized = zero_op(plan, size_of(program, b), static_cast<double>(to - from));
@@ -178,7 +192,7 @@ program::Template gather_template(const program::Program& program, const plan::P
     each_begin_op(
         program.buckets.size(), [](std::size_t) { return false; },
         [&](std::size_t i, StepWork work) {
-            if (work != StepWork::zero) add_gathers(program, plan, program.buckets[i], work, begin.ops);
+            if (work != StepWork::zero) add_gathers(program, plan, program.buckets[i], work, false, begin.ops);
         });
     return begin;
 }

@@ -50,17 +50,19 @@ double orthogonalize_bytes(const plan::Plan& plan, const BucketSize& b) {
 }
 
 // So many matrices of `elements` together. Each is read in BF16, or in FP32 from the master of a group of one rank, and
-// written in two forms of one byte; `scales`: of each, FP32 in either form.
+// written in two forms of one byte; `scales`: of each, FP32 in either form. One scale, of the matrix as it is, takes a
+// read of its own.
 //
 // Beside the first products where its input is gathered beside them. Elsewhere it would only disturb them: memory that
 // both ask for is shared, and 4 layers of Qwen3-30B-A3B on an H200 take 83.1 ms so and 82.1 ms with one after the
 // other.
-StepOp quantize_matrices(const BucketSize& b, double elements, double scales, int matrices) {
+StepOp quantize_matrices(const plan::Plan& plan, const BucketSize& b, double elements, double scales, int matrices) {
     const bool alone = b.group_size == 1;
+    const double read = (alone ? 4.0 : 2.0) * (b.one_scale && !plan.keeps_scales() ? 2.0 : 1.0);
     return {.kind = program::OpKind::quantize,
             .stream = alone ? program::Stream::compute : program::Stream::data,
             .dtype = alone ? program::Dtype::f32 : program::Dtype::bf16,
-            .bytes = (alone ? 6.0 : 4.0) * elements / matrices + 8.0 * scales,
+            .bytes = (read + 2.0) * elements / matrices + 8.0 * scales,
             .times = matrices,
             .in_blocks = true};
 }
@@ -96,7 +98,8 @@ BucketSize size_of(const program::Program& program, const program::Bucket& b) {
             b.muon.parts,
             b.muon.window,
             muon_bytes(program, b),
-            b.cut};
+            b.cut,
+            b.one_scale};
 }
 
 double gradient_bytes(const plan::Plan& plan) {
@@ -162,7 +165,8 @@ StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
                 .group = b.group,
                 .bytes = gathered_bytes(b)};
     case StepWork::quantize:
-        if (b.matrices > 0) return quantize_matrices(b, n, 0.0, b.matrices); // Scales are nothing beside the rest.
+        if (b.matrices > 0)
+            return quantize_matrices(plan, b, n, 0.0, b.matrices); // Scales are nothing beside the rest.
         return {.kind = program::OpKind::quantize,
                 .stream = program::Stream::data,
                 .dtype = program::Dtype::bf16,
@@ -233,8 +237,8 @@ StepOp zero_op(const plan::Plan& plan, const BucketSize& b, double elements) {
             .bytes = gradient_bytes(plan) * elements};
 }
 
-StepOp quantize_op(const BucketSize& b, double elements, double scales) {
-    return quantize_matrices(b, elements, scales, 1);
+StepOp quantize_op(const plan::Plan& plan, const BucketSize& b, double elements, double scales) {
+    return quantize_matrices(plan, b, elements, scales, 1);
 }
 
 StepOp narrow_op(double elements) {

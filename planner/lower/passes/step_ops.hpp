@@ -25,7 +25,8 @@ struct BucketSize {
     program::MuonAttr muon{};
     int parts = 1;
     std::int64_t window = 0, muon_bytes = 0;
-    std::uint16_t cut = 0; // see Bucket
+    std::uint16_t cut = 0;  // see Bucket
+    bool one_scale = false; // see Bucket
 
     // True where new weights are gathered in BF16 through the gradient buffer before they are quantized.
     bool is_muon() const { return muon.matrices > 0.0; }
@@ -77,7 +78,7 @@ bool has_work(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 StepOp step_op(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 // These two are step_op() for some gradients, and for one matrix with the scales of both its forms.
 StepOp zero_op(const plan::Plan& plan, const BucketSize& bucket, double elements);
-StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
+StepOp quantize_op(const plan::Plan& plan, const BucketSize& bucket, double elements, double scales);
 // Gradients rounded to the BF16 copy that is reduced (emit::reduces_copy), or its sums back.
 StepOp narrow_op(double elements);
 // The sum of the gradients' squares over all ranks, and of so many scalars in all.

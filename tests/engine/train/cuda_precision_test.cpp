@@ -36,13 +36,14 @@ TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as
 
 // Operands are rounded to the same bits; what BF16 sums round otherwise falls to the next value of the format as above.
 // Plans that round other sums on the CPU say how far that goes.
-TEST_CASE("cuda: emulated precisions are the CPU's within their rounding, op by op and as a graph") {
+TEST_CASE("cuda: fp8-tensor and emulated precisions are the CPU's within their rounding, op by op and as a graph") {
     const Fields every_expert{{"num_experts_per_tok", "8"}};
     const Fields every_group{{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}};
     for (const char* kind : {"qwen3", "deepseek3", "mixtral"})
         for (const Fields& precision : std::vector<Fields>{{{"precision", "mxfp8"}},
                                                            {{"precision", "nvfp4"}},
                                                            {{"precision", "fp8-tensor"}},
+                                                           {{"precision", "fp8-tensor"}, {"fp8_wgrad", "on"}},
                                                            {{"precision", "fp8-tensor"}, {"fp8_scaling", "delayed"}}}) {
             const auto model = wide_model(kind, kind == std::string("deepseek3") ? every_group : every_expert);
             Fields fields = precision;

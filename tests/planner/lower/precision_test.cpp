@@ -182,7 +182,7 @@ TEST_CASE("wgrad in FP8 reads columns of its own blocks, made in the backward, a
     CHECK(products > 0);
 }
 
-TEST_CASE("our stack emulates MXFP8, NVFP4 and per-tensor FP8: products read rounded BF16, weights stay as in BF16") {
+TEST_CASE("our stack emulates MXFP8, NVFP4 and under FSDP per-tensor FP8: products read rounded BF16, weights stay") {
     using Role = program::RoundAttr::Role;
     for (const machine::Precision format :
          {machine::Precision::mxfp8, machine::Precision::nvfp4, machine::Precision::fp8_tensor}) {
@@ -190,6 +190,8 @@ TEST_CASE("our stack emulates MXFP8, NVFP4 and per-tensor FP8: products read rou
         plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", format);
         plan.stack = "moe-plan";
         plan.gbs = plan.mbs = 1;
+        plan.fsdp = format == machine::Precision::fp8_tensor;
+        CHECK(plan.emulates(format));
         REQUIRE(plan::check_plan(plan).message == "");
         const bool fp4 = format == machine::Precision::nvfp4, mx = format == machine::Precision::mxfp8;
         const program::Program program = lower::lower(plan, 0);
@@ -241,6 +243,70 @@ TEST_CASE("our stack emulates MXFP8, NVFP4 and per-tensor FP8: products read rou
     }
 }
 
+// What the forward, dgrad and wgrad of linear layers read.
+TEST_CASE(
+    "our stack multiplies per-tensor FP8 as such: E4M3 by rows, gradients E5M2, weights quantized as a step begins") {
+    using Role = program::RoundAttr::Role;
+    for (const bool fp8_wgrad : {false, true}) {
+        CAPTURE(fp8_wgrad);
+        plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", machine::Precision::fp8_tensor);
+        plan.stack = "moe-plan";
+        plan.gbs = plan.mbs = 1;
+        plan.fp8_wgrad = fp8_wgrad;
+        REQUIRE(plan::check_plan(plan).message == "");
+        REQUIRE(plan::check_executable(plan).message == "");
+        CHECK_FALSE(plan.emulates(machine::Precision::fp8_tensor));
+        const program::Program program = lower::lower(plan, 0);
+        const auto tensor = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
+        const auto e5m2 = [](const program::Op& op) {
+            const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr);
+            return grouped != nullptr ? grouped->e5m2 : std::get<program::GemmAttr>(op.attr).e5m2;
+        };
+        int products = 0, rounded = 0;
+        for (std::size_t t = 0; t < 2; ++t)
+            for (const program::Op& op : program.templates[t].ops) {
+                if (const auto* round = std::get_if<program::RoundAttr>(&op.attr)) {
+                    CHECK(round->role == (op.phase == program::Phase::forward ? Role::activation : Role::gradient));
+                    double bytes = 2.0 * tensor(op.in[0]).expected_bytes(); // twice: its largest comes first
+                    for (std::size_t i = 0; i < 2; ++i)
+                        if (op.out[i] != program::no_tensor) bytes += tensor(op.out[i]).expected_bytes();
+                    CHECK(op.bytes == nearly(bytes));
+                    ++rounded;
+                }
+                const bool product = op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm;
+                if (!product || op.module == program::Module::router || op.module == program::Module::head) continue;
+                ++products;
+                const bool wgrad = op.phase == program::Phase::wgrad;
+                const program::Dtype expected = !wgrad      ? program::Dtype::fp8_block
+                                                : fp8_wgrad ? program::Dtype::fp8_columns
+                                                            : program::Dtype::bf16;
+                for (std::size_t i = 0; i < 2; ++i) CHECK(tensor(op.in[i]).dtype == expected);
+                CHECK(e5m2(op) == (op.phase != program::Phase::forward));
+            }
+        CHECK(products == 48 * (2 + 2) * 3);
+        CHECK(rounded == 48 * 2 * (2 + 2)); // tokens are quantized before they become rows
+        std::map<program::TensorId, int> largest;
+        int matrices = 0;
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(program.slots.front().index)].ops) {
+            const auto* m = std::get_if<program::QuantizeAttr>(&op.attr);
+            if (m == nullptr) continue;
+            ++matrices;
+            CHECK(m->one_scale);
+            REQUIRE(op.out.size() == 2);
+            ++largest[op.out[1]];
+            const double elements = static_cast<double>(m->groups * m->n * m->k);
+            CHECK(op.bytes == nearly((4.0 + 4.0 + 2.0) * elements + 8.0 * static_cast<double>(m->scales())));
+        }
+        CHECK(matrices == 48 * 4);
+        CHECK(largest.size() == 48 * 4);
+        plan::Plan blocks = plan, bf16 = plan;
+        blocks.precision = machine::Precision::fp8_blockwise;
+        bf16.precision = machine::Precision::bf16, bf16.fp8_wgrad = false;
+        CHECK(bytes(plan, memory::MemoryClass::weights) == bytes(blocks, memory::MemoryClass::weights));
+        CHECK(bytes(plan, memory::MemoryClass::saved) < bytes(bf16, memory::MemoryClass::saved));
+    }
+}
+
 TEST_CASE("delayed scaling of ours: three places for each layer, one report of each in a step, one reduction of all") {
     using Role = program::RoundAttr::Role;
     plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", machine::Precision::fp8_tensor);
@@ -263,6 +329,16 @@ TEST_CASE("delayed scaling of ours: three places for each layer, one report of e
         CHECK(forward.io.scaled[i].layer == io.scaled[i].layer);
     }
     std::map<int, int> reported;
+    for (const program::Op& op : program.templates[static_cast<std::size_t>(program.slots.front().index)].ops) {
+        const auto* weights = std::get_if<program::QuantizeAttr>(&op.attr);
+        if (weights == nullptr) continue;
+        CHECK(weights->slot % 3 == static_cast<int>(Role::weight));
+        CHECK(op.in[1] == io.scale_windows);
+        CHECK(op.out[1] == io.scale_largest);
+        const double elements = static_cast<double>(weights->groups * weights->n * weights->k);
+        CHECK(op.bytes == nearly(4.0 * elements + 8.0 * static_cast<double>(weights->scales()))); // gathered in BF16
+        ++reported[weights->slot];
+    }
     for (std::size_t t = 0; t < 2; ++t)
         for (const program::Op& op : program.templates[t].ops) {
             const auto* round = std::get_if<program::RoundAttr>(&op.attr);
@@ -271,8 +347,11 @@ TEST_CASE("delayed scaling of ours: three places for each layer, one report of e
             CHECK(round->slot % 3 == static_cast<int>(round->role));
             CHECK(io.scaled[static_cast<std::size_t>(round->slot / 3)].layer == op.layer);
             CHECK(op.in[4] == io.scale_windows);
-            const double once = program.tensors[static_cast<std::size_t>(op.in[0])].expected_bytes();
-            CHECK(op.bytes == nearly(2.0 * once)); // read once and written
+            double once = program.tensors[static_cast<std::size_t>(op.in[0])].expected_bytes();
+            for (std::size_t i = 0; i < 2; ++i)
+                if (op.out[i] != program::no_tensor)
+                    once += program.tensors[static_cast<std::size_t>(op.out[i])].expected_bytes();
+            CHECK(op.bytes == nearly(once)); // read once and written
             if (op.out.size() < 3) continue;
             CHECK(op.out[2] == io.scale_largest);
             CHECK((op.phase == program::Phase::forward || round->role == Role::gradient));
@@ -282,7 +361,12 @@ TEST_CASE("delayed scaling of ours: three places for each layer, one report of e
     for (const auto& [slot, times] : reported) CHECK(times == 1);
     for (const program::Template& tmpl : forward.templates)
         for (const program::Op& op : tmpl.ops)
-            if (std::holds_alternative<program::RoundAttr>(op.attr)) CHECK(op.out.size() == 2);
+            if (const auto* weights = std::get_if<program::QuantizeAttr>(&op.attr)) {
+                CHECK(weights->slot >= 0);
+                CHECK(op.out.size() == 1);
+            } else if (std::holds_alternative<program::RoundAttr>(op.attr)) {
+                CHECK(op.out.size() == 2);
+            }
     int reductions = 0;
     for (const program::Op& op : program.templates.back().ops) {
         if (op.kind != program::OpKind::all_reduce || op.in[0] != io.scale_largest) continue;

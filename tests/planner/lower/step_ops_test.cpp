@@ -43,7 +43,8 @@ double touched(const program::Program& program, const program::Op& op) {
         return bytes(program, op.in) + bytes(program, op.out);
     case program::OpKind::quantize:
         if (const auto* m = std::get_if<program::QuantizeAttr>(&op.attr))
-            return bytes(program, op.in) + static_cast<double>(2 * m->groups * m->n * m->k + 8 * m->scales());
+            return bytes(program, op.in[0]) * (m->one_scale && m->slot < 0 ? 2.0 : 1.0) + // its largest comes first
+                   static_cast<double>(2 * m->groups * m->n * m->k + 8 * m->scales());
         return bytes(program, op.in) + bytes(program, op.out);
     case program::OpKind::adamw: // states are read and written
     case program::OpKind::adamw_on_host:
@@ -66,6 +67,8 @@ std::vector<plan::Plan> step_plans() {
         plans.push_back(plan);
     };
     add("moe-plan", {{"precision", "fp8-blockwise"}});
+    add("moe-plan", {{"precision", "fp8-tensor"}});
+    add("moe-plan", {{"precision", "fp8-tensor"}, {"fp8_scaling", "delayed"}});
     add("moe-plan", {{"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}});
     add("moe-plan", {{"offload", "optimizer"}, {"optimizer", "adamw+fp8_exp_avg"}});
     add("moe-plan", {{"offload", "optimizer_step"}, {"capacity", "1.5"}});
@@ -78,8 +81,10 @@ std::vector<plan::Plan> step_plans() {
     plan::Plan alone = first; // a group of one rank quantizes its masters
     alone.stack = "moe-plan";
     alone.gpus = alone.dp = alone.ep = alone.edp = 1;
-    alone.precision = machine::Precision::fp8_blockwise;
-    plans.push_back(alone);
+    for (const machine::Precision precision : {machine::Precision::fp8_blockwise, machine::Precision::fp8_tensor}) {
+        alone.precision = precision;
+        plans.push_back(alone);
+    }
     return plans;
 }
 

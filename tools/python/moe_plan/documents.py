@@ -440,7 +440,7 @@ class Plan(Document):
     """Scales of fp8-tensor: of this tensor, or of its history"""
 
     fp8_wgrad: bool | None = None
-    """Of the stack moe-plan in fp8-blockwise: weight gradients multiply in FP8, too"""
+    """Of the stack moe-plan in fp8-blockwise or fp8-tensor: weight gradients multiply in FP8, too"""
 
     gradients: Literal["fp32", "bf16"] | None = None
     """Format in which gradients are summed and reduced"""
