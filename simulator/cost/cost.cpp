@@ -355,8 +355,7 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
         const MeasuredFamily* family = machine_.measured.find(at.key);
         for (std::size_t i = 0; family == nullptr && i < at.longer.size(); ++i)
             family = machine_.measured.find(at.longer[i]);
-        // Families are measured on whole rows.
-        if (family != nullptr)
+        if (family != nullptr) // measured on whole rows
             return among_others(op, family->seconds(at.work, at.sides) *
                                         (hardware.cpu ? 1.0 : alignment_slowdown(stack_.costs, op, program)));
         if (!hardware.cpu && program::is_communication(op.kind) && !to_myself)
