@@ -24,12 +24,16 @@ std::vector<machine::MeasuredCall> merged(const std::vector<machine::MeasuredCal
     std::vector<machine::MeasuredCall> calls;
     for (std::size_t first = 0, last = 0; first < samples.size(); first = last) {
         machine::MeasuredCall sum{0.0, 0.0, samples[first].sides};
+        bool clocks = true;
         for (; last < samples.size() && alike(samples[first], samples[last]); ++last) {
             sum.work += samples[last].work;
             sum.seconds += samples[last].seconds;
+            sum.clock_hz += samples[last].clock_hz;
+            clocks = clocks && samples[last].clock_hz > 0.0;
         }
         const double count = static_cast<double>(last - first);
-        calls.push_back({sum.work / count, std::max(sum.seconds / count, 1e-9), sum.sides});
+        calls.push_back(
+            {sum.work / count, std::max(sum.seconds / count, 1e-9), sum.sides, clocks ? sum.clock_hz / count : 0.0});
     }
     return calls;
 }
@@ -38,9 +42,10 @@ std::vector<machine::MeasuredCall> merged(const std::vector<machine::MeasuredCal
 
 bool has_own_time(program::OpKind kind, unsigned offload) { return offload == 0 || program::copies_with_host(kind); }
 
-void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds) {
+void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds,
+                double clock_hz) {
     program::CostPoint at = program::cost_point(op, program);
-    if (at.work > 0.0) samples[at.key].push_back({at.work, seconds, std::move(at.sides)});
+    if (at.work > 0.0) samples[at.key].push_back({at.work, seconds, std::move(at.sides), clock_hz});
 }
 
 std::vector<machine::MeasuredCall> calls_of(std::vector<machine::MeasuredCall> samples, bool by_shape) {

@@ -49,18 +49,24 @@ const program::Program& program_of(const train::Trainer& trainer, const plan::Me
         .programs()[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))];
 }
 
+// The last steps of a training: how many, and the mean clock of its devices, 0 where they do not say.
+struct Recorded {
+    std::int64_t steps = 0;
+    double clock_hz = 0.0;
+};
+
 // The median over steps of every op of every rank: a step that another process disturbed does not count.
-void gather(const train::Trainer& trainer, const plan::Plan& plan, std::int64_t steps, CallSamples& samples) {
+void gather(const train::Trainer& trainer, const plan::Plan& plan, const Recorded& recorded, CallSamples& samples) {
     const plan::Mesh mesh(plan);
     for (int rank = 0; rank < plan.gpus; ++rank) {
         const program::Program& program = program_of(trainer, mesh, rank);
-        const StepRows rows = last_rows(trainer, rank, steps);
+        const StepRows rows = last_rows(trainer, rank, recorded.steps);
         std::vector<double> busy(rows.size());
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
             const program::Op& op = *program::op_of(program, rows[0][i]);
             if (!has_own_time(op.kind, plan.offload)) continue;
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            add_sample(samples, op, program, median(busy));
+            add_sample(samples, op, program, median(busy), recorded.clock_hz);
         }
     }
 }
@@ -97,8 +103,8 @@ void step_until_warm(train::Trainer& trainer, const train::SampleSource& source)
     step_until(warm_seconds);
 }
 
-// Trains, and records the last steps; how many.
-int record_steps(train::Trainer& trainer, const plan::Plan& plan, const std::string& backend) {
+// Trains, and records the last steps.
+Recorded record_steps(train::Trainer& trainer, const plan::Plan& plan, const std::string& backend) {
     using Clock = std::chrono::steady_clock;
     constexpr double enough_seconds = 0.8;
     const double log_vocab = std::log(static_cast<double>(plan.model->vocab) + 1.0);
@@ -121,12 +127,24 @@ int record_steps(train::Trainer& trainer, const plan::Plan& plan, const std::str
     trainer.record_from_now();
     const Clock::time_point start = Clock::now();
     const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-    int steps = 0;
-    while (steps < fewest_steps || (steps < most_steps && passed() < enough_seconds)) {
+    Recorded recorded;
+    // The driver has a new clock ten times a second, and takes milliseconds to tell, in which the device has no work.
+    constexpr double between_clocks = 0.1;
+    double told = 0.0, sum = 0.0;
+    int clocks = 0;
+    const auto read_clock = [&] {
+        sum += trainer.power_sample().clock_hz;
+        ++clocks;
+        told = passed();
+    };
+    while (recorded.steps < fewest_steps || (recorded.steps < most_steps && passed() < enough_seconds)) {
         trainer.step(source);
-        ++steps;
+        ++recorded.steps;
+        if (passed() - told >= between_clocks) read_clock();
     }
-    return steps;
+    if (clocks == 0) read_clock();
+    recorded.clock_hz = sum / clocks;
+    return recorded;
 }
 
 // The result of training one point.
@@ -151,7 +169,8 @@ Measured measure(const Point& point, const MicrobenchOptions& options) {
 std::string to_text(const Measured& measured) {
     nlohmann::json families = nlohmann::json::object();
     for (const auto& [key, calls] : measured.samples)
-        for (const machine::MeasuredCall& call : calls) families[key].push_back({call.work, call.seconds, call.sides});
+        for (const machine::MeasuredCall& call : calls)
+            families[key].push_back({call.work, call.seconds, call.sides, call.clock_hz});
     return nlohmann::json{families, measured.device, measured.event_overhead, measured.beside_arena}.dump();
 }
 
@@ -159,7 +178,7 @@ Measured measured_from(const std::string& text) {
     const nlohmann::json from = parse_json<nlohmann::json>(text, "measured calls", long_json);
     Measured result{{}, from[1], from[2], from[3]};
     for (const auto& [key, calls] : from[0].items())
-        for (const nlohmann::json& call : calls) result.samples[key].push_back({call[0], call[1], call[2]});
+        for (const nlohmann::json& call : calls) result.samples[key].push_back({call[0], call[1], call[2], call[3]});
     return result;
 }
 
@@ -278,7 +297,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
 
 std::vector<std::vector<program::TimelineRow>> record_training(const plan::Plan& plan, const std::string& backend) {
     train::Trainer trainer(plan, options_of(backend, 0));
-    const int steps = record_steps(trainer, plan, backend);
+    const std::int64_t steps = record_steps(trainer, plan, backend).steps;
     std::vector<std::vector<program::TimelineRow>> ranks;
     for (int rank = 0; rank < plan.gpus; ++rank) {
         const StepRows recorded = last_rows(trainer, rank, steps);

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <thread>
 #include <utility>
 
@@ -24,7 +25,7 @@ constexpr std::array<const char*, precision_count> precision_names{"fp32",      
                                                                    "fp8-blockwise", "mxfp8", "nvfp4"};
 
 // Upper bounds that no machine reaches and that keep products of them finite.
-constexpr double max_rate = 1e19, max_bytes = 1e15, max_cycles = 1e9, max_capability = 99.9;
+constexpr double max_rate = 1e19, max_bytes = 1e15, max_cycles = 1e9, max_capability = 99.9, max_mhz = 1e5;
 constexpr int max_count = 1 << 20;
 
 // What a figure may be, an order of magnitude and more around every machine from a single CPU core to the accelerators
@@ -79,9 +80,22 @@ void read_peaks(const JsonObject& json, Hardware& hardware) {
     if (best == 0.0) json.refuse_value("peak_flops", "must give the rate of at least one precision");
 }
 
+// The clocks of a family's calls, one for each row.
+void read_clocks(const JsonObject& json, const std::string& family, std::vector<MeasuredCall>& calls) {
+    if (!json.has("measured_clocks")) return;
+    const JsonObject families = json.object("measured_clocks");
+    if (!families.has(family)) return;
+    const std::vector<double> clocks = families.numbers(family, 0.0, max_mhz);
+    if (clocks.size() != calls.size())
+        families.refuse_value(family,
+                              fmt::format("must hold {} clocks, one for each row of \"measured\"", calls.size()));
+    for (std::size_t i = 0; i < calls.size(); ++i) calls[i].clock_hz = 1e6 * clocks[i];
+}
+
 void read_measured(const JsonObject& json, Hardware& hardware) {
     if (!json.has("measured")) return;
     const JsonObject kinds = json.object("measured");
+    if (json.has("measured_clocks")) json.object("measured_clocks").only(kinds.keys());
     for (const std::string& kind : kinds.keys()) {
         std::vector<MeasuredCall>& calls = hardware.measured[kind];
         for (const std::vector<double>& row : kinds.number_rows(kind)) {
@@ -94,10 +108,11 @@ void read_measured(const JsonObject& json, Hardware& hardware) {
                     call_seconds.unit, call_seconds.low, call_seconds.high, call_seconds.example);
             if (!whole || std::any_of(row.begin() + 2, row.end(), [](double side) { return side < 1.0; }))
                 kinds.refuse_value(kind, "must hold rows [work, seconds, sides..], work >= 0, seconds > 0, sides >= 1");
-            calls.push_back({row[0], row[1], {row.begin() + 2, row.end()}});
+            calls.push_back({row[0], row[1], {row.begin() + 2, row.end()}, 0.0});
             if (calls.back().sides.size() != calls.front().sides.size())
                 kinds.refuse_value(kind, "must give the same number of sides in every row");
         }
+        read_clocks(json, kind, calls);
         std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
     }
 }
@@ -253,19 +268,33 @@ Precision precision_from_string(const std::string& text) {
 Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     check_schema(json, schema::hardware);
-    json.only({"schema",        "name",
-               "vendor",        "compute_capability",
-               "cpu",           "cores",
-               "sm_count",      "peak_flops",
-               "memory_bytes",  "memory_bandwidth",
-               "nvlink_domain", "nvlink_domain_used",
-               "gpus_per_node", "nvlink",
-               "pcie",          "nic",
-               "host",          "host_memory_bytes",
-               "context_bytes", "communicator_bytes",
-               "default_stack", "like",
-               "source",        "measured",
-               "product_tiles", "measured_by"});
+    json.only({"schema",
+               "name",
+               "vendor",
+               "compute_capability",
+               "cpu",
+               "cores",
+               "sm_count",
+               "peak_flops",
+               "memory_bytes",
+               "memory_bandwidth",
+               "nvlink_domain",
+               "nvlink_domain_used",
+               "gpus_per_node",
+               "nvlink",
+               "pcie",
+               "nic",
+               "host",
+               "host_memory_bytes",
+               "context_bytes",
+               "communicator_bytes",
+               "default_stack",
+               "like",
+               "source",
+               "measured",
+               "measured_clocks",
+               "product_tiles",
+               "measured_by"});
     Hardware hardware;
     hardware.name = json.string("name");
     if (hardware.name.empty()) json.refuse_value("name", "must name the machine");
@@ -344,6 +373,10 @@ std::string to_json(const Hardware& hardware) {
             auto& row = rows.emplace_back(nlohmann::ordered_json::array({call.work, call.seconds}));
             for (const double side : call.sides) row.push_back(side);
         }
+        if (std::none_of(calls.begin(), calls.end(), [](const MeasuredCall& call) { return call.clock_hz > 0.0; }))
+            continue;
+        auto& clocks = json["measured_clocks"][kind] = nlohmann::ordered_json::array();
+        for (const MeasuredCall& call : calls) clocks.push_back(std::round(call.clock_hz / 1e5) / 10.0);
     }
     for (const auto& [family, tiles] : hardware.product_tiles) {
         auto& rows = json["product_tiles"][family] = nlohmann::ordered_json::array();

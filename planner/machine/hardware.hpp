@@ -23,6 +23,7 @@ struct MeasuredCall {
     double work = 0.0;
     double seconds = 0.0;
     std::vector<double> sides{}; // none, or as many for every call of a family
+    double clock_hz = 0.0;       // that the GPU reported meanwhile; 0: not known (docs/notes/clock.md)
 };
 
 // A kind of tile that the grouped products of a family may be computed on, as their kernels choose it: so many

@@ -19,7 +19,7 @@ MeasuredFamily::MeasuredFamily(const machine::Hardware& hardware, const std::str
 }
 
 double MeasuredFamily::seconds(double work, const std::vector<double>& sides) const {
-    return formula_ && sides.size() == sides_ && work > 0.0 ? on_surface(work, sides) : on_curve(work);
+    return has_sides(work, sides) ? on_surface(work, sides) : on_curve(work);
 }
 
 double MeasuredFamily::on_curve(double work) const {
@@ -42,35 +42,47 @@ MeasuredFamily::Place MeasuredFamily::place_of(double work, const std::vector<do
     return x;
 }
 
-double MeasuredFamily::on_surface(double work, const std::vector<double>& sides) const {
-    // Octaves, and the weight of a slope of zero. Leaving single calls of an H200's calibration out, errors change by
-    // less than a twentieth of themselves from 0.35 to 0.7 octaves and from 0.03 to 1.
-    constexpr double least_reach = 0.35, slope_weight = 0.3;
+std::vector<double> MeasuredFamily::weights_at(const Place& at) const {
+    // Octaves. Leaving single calls of an H200's calibration out, errors change by less than a twentieth of themselves
+    // from 0.35 to 0.7 octaves.
+    constexpr double least_reach = 0.35;
     // Calls of this very shape say more than those around it: within a twentieth of an octave a call counts as thirty.
     constexpr double same_reach = 0.05, same_weight = 30.0;
     constexpr std::size_t near = 4;
     constexpr double farthest = 9.2; // squares of the reach: what is there counts for 1e-4
-    const std::size_t unknowns = sides.size() + 2;
-    const Place at = place_of(work, sides);
-    std::vector<double> distances(places_.size());
+    const std::size_t unknowns = sides_ + 2;
+    std::vector<double> weights(places_.size()); // at first squares of distances
     for (std::size_t c = 0; c < places_.size(); ++c)
-        for (std::size_t i = 1; i < unknowns; ++i) distances[c] += (places_[c][i] - at[i]) * (places_[c][i] - at[i]);
+        for (std::size_t i = 1; i < unknowns; ++i) weights[c] += (places_[c][i] - at[i]) * (places_[c][i] - at[i]);
     std::array<double, near + 1> least; // of the distances, in order
     least.fill(std::numeric_limits<double>::infinity());
-    for (double distance : distances)
+    for (double distance : weights)
         for (double& known : least)
             if (distance < known) std::swap(distance, known);
     const double reach = std::max(least_reach * least_reach, least[std::min(near, places_.size() - 1)]);
+    for (double& weight : weights) {
+        const double distance = weight;
+        weight = distance > farthest * reach ? 0.0 : std::exp(-distance / reach);
+        if (weight > 0.0 && distance < 50.0 * same_reach * same_reach) // beyond, it is less than rounding
+            weight += same_weight * std::exp(-distance / (same_reach * same_reach));
+    }
+    return weights;
+}
+
+double MeasuredFamily::on_surface(double work, const std::vector<double>& sides) const {
+    // The weight of a slope of zero. Leaving single calls of an H200's calibration out, errors change by less than a
+    // twentieth of themselves from 0.03 to 1.
+    constexpr double slope_weight = 0.3;
+    const std::size_t unknowns = sides.size() + 2;
+    const Place at = place_of(work, sides);
+    const std::vector<double> weights = weights_at(at);
     Normal<most_unknowns> normal;
     double low = std::numeric_limits<double>::infinity(), high = -low;
     for (std::size_t c = 0; c < places_.size(); ++c) {
-        if (distances[c] > farthest * reach) continue;
-        double weight = std::exp(-distances[c] / reach);
-        if (distances[c] < 50.0 * same_reach * same_reach) // beyond, it is less than rounding
-            weight += same_weight * std::exp(-distances[c] / (same_reach * same_reach));
+        if (weights[c] == 0.0) continue;
         Place x = places_[c];
         for (std::size_t i = 1; i < unknowns; ++i) x[i] -= at[i];
-        normal.add(x, unknowns, shares_[c], weight);
+        normal.add(x, unknowns, shares_[c], weights[c]);
         low = std::min(low, shares_[c]);
         high = std::max(high, shares_[c]);
     }
@@ -78,6 +90,18 @@ double MeasuredFamily::on_surface(double work, const std::vector<double>& sides)
     normal.solve(unknowns);
     const double margin = 0.25; // beyond what was seen nearby, a slope is believed no further than this
     return (*formula_)(work, sides) * std::exp(std::clamp(normal.b[0], low - margin, high + margin));
+}
+
+double MeasuredFamily::clock_hz(double work, const std::vector<double>& sides) const {
+    if (!has_sides(work, sides)) return 0.0;
+    const std::vector<double> weights = weights_at(place_of(work, sides));
+    double sum = 0.0, whole = 0.0;
+    for (std::size_t c = 0; c < calls_.size(); ++c) {
+        if (calls_[c].clock_hz <= 0.0) continue;
+        sum += weights[c] * std::log(calls_[c].clock_hz);
+        whole += weights[c];
+    }
+    return whole > 0.0 ? std::exp(sum / whole) : 0.0;
 }
 
 const MeasuredFamily* MeasuredFamilies::find(const std::string& key) const {

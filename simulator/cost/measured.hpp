@@ -22,6 +22,9 @@ public:
     MeasuredFamily(const machine::Hardware& hardware, const std::string& key,
                    const std::vector<machine::MeasuredCall>& calls);
     double seconds(double work, const std::vector<double>& sides) const;
+    // The clock, Hz, at which the device would take so long: of the calls near by, as their times are weighted; 0 where
+    // none of them has one, and where calls have no sides.
+    double clock_hz(double work, const std::vector<double>& sides) const;
 
 private:
     static constexpr std::size_t most_sides = 6, most_unknowns = most_sides + 2; // a constant, work and sides
@@ -29,6 +32,11 @@ private:
     static Place place_of(double work, const std::vector<double>& sides);
     double on_curve(double work) const;
     double on_surface(double work, const std::vector<double>& sides) const;
+    bool has_sides(double work, const std::vector<double>& sides) const {
+        return formula_ && sides.size() == sides_ && work > 0.0;
+    }
+    // Weights of the calls at a place, by their distance from it; 0 for those that are too far.
+    std::vector<double> weights_at(const Place& at) const;
 
     const std::vector<machine::MeasuredCall>& calls_;
     std::size_t sides_; // number of sides of every call

@@ -6,7 +6,8 @@
 Fits the watts of a step to its rates: a start, W per TFLOPS of BF16 and of blockwise FP8 (times the clock to a power, since voltage
 rises with it), W of time in ops that move memory, W of time in attention. The clock at which that is what the cards held is then
 compared with the one that was measured, each document's by a fit to the others. Steps with recomputation or copies to the host are left
-out: their rate is not that of their products.
+out: their rate is not that of their products. Then, of the same plans in several documents, by what power of the clock op kinds became
+longer from card to card.
 """
 import glob
 import json
@@ -78,6 +79,27 @@ def clock_of(step, power, found, limit):
     return max((c / 500 for c in range(250, 501) if watts(c / 500) <= limit), default=0.5)
 
 
+def powers_of(paths):
+    """By op kind the slope of the logarithm of its seconds over that of the clock, within plans, and the kind's seconds of all of them."""
+    found = {}
+    for path in paths:
+        for plan in json.loads(pathlib.Path(path).read_text()).get("plans", []):
+            clock = (plan.get("draw") or {}).get("clock_mhz")
+            for kind in plan["by_kind"] if clock else []:
+                found.setdefault((plan["name"], kind["kind"]), []).append((math.log(clock), kind["measured_seconds"]))
+    sums = {}
+    for (_, kind), seen in found.items():
+        seconds = [s for _, s in seen]
+        if len(seen) < 4 or max(seconds) > 1.25 * min(seconds):  # too few, or its kernels changed
+            continue
+        middle, logs = statistics.mean(clock for clock, _ in seen), [math.log(s) for s in seconds]
+        total = sums.setdefault(kind, [0.0, 0.0, 0.0])
+        total[0] += sum(s * (clock - middle) ** 2 for clock, s in seen)
+        total[1] += sum(s * (clock - middle) * (log - statistics.mean(logs)) for (clock, s), log in zip(seen, logs))
+        total[2] += statistics.mean(seconds)
+    return sorted(((total[2], kind, total[1] / total[0]) for kind, total in sums.items() if total[0] > 0), reverse=True)
+
+
 def main():
     paths = sys.argv[1:] or sorted(glob.glob(str(ROOT / "profiles/measured/h[12]00-*check.json")))
     steps = [step for path in paths for step in steps_of(path)]
@@ -95,6 +117,8 @@ def main():
     alone = math.sqrt(statistics.mean((usual / step["clock"] - 1) ** 2 for step in steps))
     print(f"clocks by the other documents: root mean square {math.sqrt(statistics.mean(e * e for e, _ in errors)):.1%}, worst {worst:+.1%} "
           f"({step['name']}); by one clock for all {alone:.1%}")
+    print("seconds go with the clock, between cards, to the power of: "
+          + ", ".join(f"{kind} {slope:+.2f}" for _, kind, slope in powers_of(paths)[:8]))
 
 
 main()

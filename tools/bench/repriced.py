@@ -85,4 +85,5 @@ def main():
           f"{len(ratios)} op kinds, {far} of them beyond 10 %")
 
 
-main()
+if __name__ == "__main__":
+    main()

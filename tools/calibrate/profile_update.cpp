@@ -3,6 +3,8 @@
 
 #include "engine/bench/measured_calls.hpp"
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/program/program.hpp"
@@ -20,14 +22,24 @@ namespace {
 struct RecordedRun {
     plan::Plan plan;
     program::Timeline timeline;
+    double clock_hz = 0.0; // that its devices held, 0 where it does not say
 };
+
+// The mean clock of a run's last steps, which its run.json has where the driver tells.
+double clock_of(const std::filesystem::path& path) {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) return 0.0;
+    const JsonObject run = JsonObject::parse(read_file(path.string()), path.string(), long_json);
+    constexpr double most_mhz = 1e5;
+    return run.has("draw") ? 1e6 * run.object("draw").number("clock_mhz", 0.0, most_mhz) : 0.0;
+}
 
 RecordedRun recorded_run(const std::string& folder) {
     const std::string path = (std::filesystem::path(folder) / "measured.json").string();
     std::error_code error;
     if (!std::filesystem::is_regular_file(path, error))
         refuse("--runs {}: holds no measured.json: give folders of execute --run-dir", folder);
-    RecordedRun run{{}, program::read_trace(path)};
+    RecordedRun run{{}, program::read_trace(path), clock_of(std::filesystem::path(folder) / "run.json")};
     if (run.timeline.predicted) refuse("--runs {}: its timeline is a predicted one", path);
     run.plan = plan::plan_from_json(run.timeline.plan_json, path);
     return run;
@@ -67,7 +79,7 @@ void gather(const RecordedRun& run, const std::string& folder, bench::CallSample
             refuse("--runs {}: slot {} op {} is no {} in its plan's program: execute it with this version of moe-plan",
                    folder, row.slot, row.op, program::to_string(row.kind));
         if (tells(run.plan, program, *op, static_cast<std::size_t>(row.slot)))
-            bench::add_sample(samples, *op, program, row.busy);
+            bench::add_sample(samples, *op, program, row.busy, run.clock_hz);
     }
 }
 

@@ -26,6 +26,21 @@ TEST_CASE("samples of one shape are one call, their mean, sorted by work") {
           Calls{{6.0, 1.0, {3.0, 2.0}}, {8.0, 1.0, {2.0, 4.0}}, {8.0, 4.0, {4.0, 2.0}}});
 }
 
+TEST_CASE("a call has the mean clock of its samples, where all of them have one") {
+    const std::vector<machine::MeasuredCall> samples{{6.0, 1.0, {3.0, 2.0}, 1.5e9},
+                                                     {6.0, 2.0, {3.0, 2.0}, 1.7e9},
+                                                     {8.0, 3.0, {4.0, 2.0}, 1.9e9},
+                                                     {8.0, 4.0, {4.0, 2.0}, 0.0}};
+    const std::vector<machine::MeasuredCall> calls = bench::calls_of(samples, true);
+    REQUIRE(calls.size() == 2);
+    CHECK(calls[0].clock_hz == 1.6e9);
+    CHECK(calls[1].clock_hz == 0.0);
+    const std::vector<machine::MeasuredCall> later = bench::with_later("gemm", calls, {{8.0, 3.0, {4.0, 2.0}, 1.8e9}});
+    REQUIRE(later.size() == 2);
+    CHECK(later[0].clock_hz == 1.6e9);
+    CHECK(later[1].clock_hz == 1.8e9);
+}
+
 TEST_CASE("beside copies to the host only the copies have a time of their own") {
     const unsigned away = plan::offload::core_attn | plan::offload::moe_act;
     for (const program::OpKind copy : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})

@@ -230,3 +230,27 @@ TEST_CASE("accelerators of other vendors are refused by name") {
     }
     CHECK(fault_of([] { moe::machine::load_hardware("mi300x.json"); }).find("AMD") == std::string::npos); // a file
 }
+
+TEST_CASE("clocks of measured calls survive a round trip, whatever the order of the rows") {
+    const std::string calls =
+        R"("measured": {"gemm.nn.bf16": [[8, 2e-6, 2, 2, 2], [4, 1e-6, 1, 2, 2]], "add": [[1, 1e-6]]})";
+    const auto with = [&](const std::string& clocks) { return gpu(calls + R"(, "measured_clocks": )" + clocks); };
+    const moe::machine::Hardware read =
+        moe::machine::hardware_from_json(with(R"({"gemm.nn.bf16": [1500.5, 1980]})"), "h.json");
+    const std::vector<moe::machine::MeasuredCall>& products = read.measured.at("gemm.nn.bf16");
+    CHECK(products[0].work == 4.0); // sorted by work
+    CHECK(products[0].clock_hz == 1.98e9);
+    CHECK(products[1].clock_hz == 1.5005e9);
+    CHECK(read.measured.at("add")[0].clock_hz == 0.0);
+    const moe::machine::Hardware again = moe::machine::hardware_from_json(read.json, "again");
+    CHECK(again.json == read.json);
+    CHECK(again.measured.at("gemm.nn.bf16")[1].clock_hz == 1.5005e9);
+    // A profile without them says nothing of them.
+    const moe::machine::Hardware none = moe::machine::hardware_from_json(gpu(calls), "h.json");
+    CHECK(none.measured.at("gemm.nn.bf16")[0].clock_hz == 0.0);
+    CHECK(none.json.find("measured_clocks") == std::string::npos);
+
+    CHECK(fault(with(R"({"gemm.nn.bf16": [1500]})")).find("must hold 2 clocks") != std::string::npos);
+    CHECK(fault(with(R"({"gemm.nn": [1500]})")).find("gemm.nn") != std::string::npos);
+    CHECK(fault(with(R"({"gemm.nn.bf16": [1500, -1]})")).find("must be a number from 0") != std::string::npos);
+}

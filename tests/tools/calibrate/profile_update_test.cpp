@@ -84,6 +84,24 @@ TEST_CASE("calibrate --runs: plans are priced by what the ops of runs took") {
         document(folder.run("moe-plan calibrate --runs run run --from fed.json --out twice.json --json"));
     CHECK(again["measured"] == fed["measured"]);
 
+    // Cores tell no clock; what a run says of its GPUs stays with its calls, and with none of before.
+    CHECK_FALSE(fed.contains("measured_clocks"));
+    Json run = Json::parse(folder.read("run/run.json"));
+    run["draw"] = {
+        {"seconds", 3.0}, {"watts", 690.0}, {"limit_watts", 700.0}, {"clock_mhz", 1530.2}, {"top_clock_mhz", 1980.0}};
+    folder.write("run/run.json", run.dump());
+    const Json clocked =
+        document(folder.run("moe-plan calibrate --runs run --from here.json --out clocked.json --json"));
+    REQUIRE(clocked["measured_clocks"].contains("gemm.nt"));
+    CHECK(clocked["measured_clocks"]["gemm.nt"].size() == clocked["measured"]["gemm.nt"].size());
+    for (const Json& clock : clocked["measured_clocks"]["gemm.nt"]) CHECK(clock == 1530.2);
+    CHECK(clocked["measured"] == fed["measured"]);
+    CHECK(predicted(folder, "clocked.json", "--fix tp=2 --fix ep=4 --fix pp=2") ==
+          predicted(folder, "fed.json", "--fix tp=2 --fix ep=4 --fix pp=2")); // no price is by it
+    run["draw"]["clock_mhz"] = -1.0;
+    folder.write("run/run.json", run.dump());
+    check_line(folder.run("moe-plan calibrate --runs run --out no.json"), 2, "clock_mhz");
+
     // Evenly loaded experts are as plans price them.
     REQUIRE(folder.run("moe-plan execute plan.json --data text --steps 3 --balance forced --run-dir even").status == 0);
     const Json even = document(folder.run("moe-plan calibrate --runs even --out even.json --json"));
