@@ -3,6 +3,7 @@
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 #include "tests/engine/train/parity.hpp"
+#include "tests/support/draws.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
@@ -143,7 +144,7 @@ TEST_CASE("indexer: without a loss it keeps its weights but for their decay, and
     }
 }
 
-TEST_CASE("indexer: what it learns brings its distribution near that of the heads") {
+TEST_CASE("indexer: what it learns brings its distribution near that of the heads" * doctest::skip(sanitized())) {
     train::TrainOptions options = three_steps();
     options.steps = 150;
     options.lr = 3e-3;

@@ -96,7 +96,7 @@ TEST_CASE("the loss of indexers: its mean in a step's line, each layer's in the 
 TEST_CASE("one history through a kill and a resumption") {
     const Folder folder;
     moe::test::write_dataset(folder, "Sphinx of black quartz, judge my vow. ");
-    moe::test::write_plan(folder, "--fix tp=2", "plan.json");
+    moe::test::write_plan(folder, "--fix tp=2 --fix schedule=1f1b", "plan.json");
     const Json first = document(folder.run(execute(4, "--save-interval 2")));
     // What a kill leaves behind: a step beyond the checkpoint, and half a line.
     {
@@ -119,7 +119,7 @@ TEST_CASE("one history through a kill and a resumption") {
 TEST_CASE("a history of another run, or none at all, is refused and stays") {
     const Folder folder;
     moe::test::write_dataset(folder, "Sphinx of black quartz, judge my vow. ");
-    moe::test::write_plan(folder, "--fix tp=2", "plan.json");
+    moe::test::write_plan(folder, "--fix tp=2 --fix schedule=1f1b", "plan.json");
     const std::string fresh = "moe-plan execute plan.json --data text --json --steps 1 --metrics m";
     document(folder.run(fresh));
     const std::string before = folder.read("m/metrics.jsonl");

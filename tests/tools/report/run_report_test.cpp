@@ -18,7 +18,7 @@ namespace {
 
 // A predicted timeline without rows, of a plan that the command searched.
 program::Timeline empty_timeline(const test::Folder& folder) {
-    test::write_plan(folder, "", "plan.json");
+    test::write_plan(folder, "--fix pp=2 --fix schedule=1f1b", "plan.json");
     program::Timeline timeline;
     timeline.plan_json = folder.read("plan.json");
     timeline.ranks = timeline.pipeline_rank = {0};

@@ -10,7 +10,7 @@ using test::check_line;
 TEST_CASE("trace: NAME.json.gz is the JSON, compressed, and compare reads it") {
     const test::Folder folder;
     test::write_dataset(folder, "The quick brown fox jumps over the lazy dog. ");
-    test::write_plan(folder, "", "plan.json");
+    test::write_plan(folder, "--fix pp=2 --fix schedule=1f1b", "plan.json");
     REQUIRE(folder.run("moe-plan replay plan.json --trace plain.json").status == 0);
     REQUIRE(folder.run("moe-plan replay plan.json --trace small.json.gz").status == 0);
     CHECK(folder.run("gzip -dc small.json.gz | cmp - plain.json").status == 0);
