@@ -141,7 +141,7 @@ enum class OpKind : std::uint8_t {
     reduce_scatter_rows, // the inverse with a sum over ETP
     all_to_all,          // x[R, C] -> y: heads of the whole sequence <-> all heads of this rank's tokens; AllToAllAttr
     all_to_all_slots,    // x[D*S, C], counts[D, D] i32 -> y[D*S, C]: slot d goes to member d, which holds counts[me][d]
-                         // rows of data (combine: back, counts[d][me]); devices send whole slots; RowsAttr
+                         // rows of data (combine: back, counts[d][me]); devices may send more of a slot; RowsAttr
     ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
     // Dispatch and permute in one, over memory that the members reach: x[T, C], all_counts, row_of, [weight[T, K]],
     // [places] -> rows[cap, C] expert-major, [probs[cap], places[G*T, K]: where the members' copies lie here]; RowsAttr
