@@ -1,6 +1,7 @@
 // Dispatch and combine over peer memory: rows are fetched from the rank of their token, sums are sent back to it.
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/peer_rows.cuh"
+#include "kernels/cuda/peer_sums.cuh"
 #include "kernels/cuda/peers.cuh"
 
 #include <algorithm>
@@ -33,11 +34,10 @@ struct Tokens {
     __device__ unsigned row() const { return static_cast<unsigned>(row_bytes); }
 };
 
-// Numbers below `count`, by turns to the first `warps` of every block. The result of fetch(number) is asked for one
-// number ahead.
+// Numbers below `count`, by turns to the first `warps` of every block, of which this is number `warp`. The result of
+// fetch(number) is asked for one number ahead.
 template <class Fetch, class Body>
-__device__ void for_each(int warps, std::int64_t count, Fetch fetch, Body body) {
-    const int warp = static_cast<int>(threadIdx.x) / warp_size;
+__device__ void for_each(int warp, int warps, std::int64_t count, Fetch fetch, Body body) {
     if (warp >= warps) return;
     const std::int64_t step = warps * std::int64_t{gridDim.x};
     std::int64_t number = warp * std::int64_t{gridDim.x} + blockIdx.x;
@@ -114,7 +114,7 @@ __device__ void take_tile(const Dispatch& d, const Routes& routes, Spreader<scal
 }
 
 template <bool scaled>
-__global__ void __launch_bounds__(peer_threads, 1) dispatch_kernel(__grid_constant__ const Dispatch d) {
+__global__ void __launch_bounds__(spread_threads, 1) dispatch_kernel(__grid_constant__ const Dispatch d) {
     extern __shared__ __align__(128) char shared[];
     const PeerGroup& g = d.s.group;
     const unsigned call = begin_call(g);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(peer_threads, 1) dispatch_kernel(__grid_consta
     ptx::fence_global_proxy();
     const auto rank_of = [&](std::int64_t number) { return static_cast<int>(g.rank + number % g.ranks) % g.ranks; };
     for_each(
-        peer_warps, d.s.tiles * g.ranks,
+        static_cast<int>(threadIdx.x) / warp_size, spread_warps, d.s.tiles * g.ranks,
         [&](std::int64_t number) { return d.s.lane_of(at_rank(g, d.row_of, rank_of(number)), number / g.ranks, -1); },
         [&](std::int64_t number, int row) { take_tile(d, routes, spreader, rank_of(number), number / g.ranks, row); });
     spreader.finish();
@@ -154,14 +154,14 @@ struct Combine {
     int parts_per_token;
 };
 
-// The copies that are here of another rank's tokens, as one row of each to that rank; their values one by one.
-template <class Summer>
-__device__ void send_sums(const Combine& c, Summer& summer, int to, std::int64_t tile, int place) {
+// The copies that are here of another rank's tokens, as one row of each to that rank; their values one by one. `flag`
+// rises there.
+__device__ void send_sums(const Combine& c, Bringer& bringer, int to, std::int64_t tile, int place, int flag) {
     const PeerGroup& g = c.s.group;
     const int lane = static_cast<int>(threadIdx.x % warp_size), count = c.s.count(tile);
     const bool copy = lane < count * c.s.top_k, here = copy && c.s.fits(place);
     if (here && c.values != nullptr) at_rank(g, c.by_copy, to)[c.s.first(tile) * c.s.top_k + lane] = c.values[place];
-    Sums& sums = summer.sums();
+    Sums& sums = bringer.sums();
     const unsigned all = __ballot_sync(all_lanes, here), elsewhere = __ballot_sync(all_lanes, copy && place < 0);
     if (here) sums.from[__popc(all & ((1u << lane) - 1))] = c.rows + place * c.s.row_bytes;
     for (int t = 0; t < count; ++t) {
@@ -173,19 +173,18 @@ __device__ void send_sums(const Combine& c, Summer& summer, int to, std::int64_t
         sums.to[t] = (all & copies) != 0 ? at_rank(g, c.parts, to) + part * c.s.row_bytes : nullptr;
         sums.end[t] = __popc(all & (copies | (copies - 1)));
     }
-    summer.sum(count, c.s.row());
+    bringer.bring(count, flag, c.s.row());
 }
 
 // Tokens of this rank: the copies that are here, then the other ranks' sums in their order.
-template <class Summer>
-__device__ void sum_tile(const Combine& c, const Routes& routes, Summer& summer, std::int64_t tile, int row) {
+__device__ void sum_tile(const Combine& c, const Routes& routes, Bringer& bringer, std::int64_t tile, int row) {
     const PeerGroup& g = c.s.group;
     const int lane = static_cast<int>(threadIdx.x % warp_size), count = c.s.count(tile);
     const Way way = way_of(c.s, routes, c.s.group.rank, row);
     const bool here = way.to == g.rank;
     if (c.values != nullptr && lane < count * c.s.top_k && (here || way.to < 0))
         c.by_copy[c.s.first(tile) * c.s.top_k + lane] = here ? c.values[way.place] : 0.0f;
-    Sums& sums = summer.sums();
+    Sums& sums = bringer.sums();
     const unsigned all = __ballot_sync(all_lanes, here), before = (1u << lane) - 1;
     int end = 0;
     for (int t = 0; t < count; ++t) {
@@ -203,36 +202,46 @@ __device__ void sum_tile(const Combine& c, const Routes& routes, Summer& summer,
         sums.to[t] = c.y + token * c.s.row_bytes;
         sums.end[t] = end;
     }
-    summer.sum(count, c.s.row());
+    bringer.bring(count, -1, c.s.row());
 }
 
-template <class A>
-__global__ void __launch_bounds__(peer_threads, 1) combine_kernel(__grid_constant__ const Combine c) {
-    extern __shared__ __align__(128) char shared[];
+// Half of the pairs send first, then all take tokens of this rank.
+__device__ void bring_tiles(const Combine& c, const Routes& routes, Bringer bringer, int pair, unsigned call) {
     const PeerGroup& g = c.s.group;
-    const unsigned call = begin_call(g);
     const int sources = g.ranks - 1;
-    Summer<A, Raise> summer(*reinterpret_cast<SumMemory*>(shared), Raise{g, c.s.tiles, call, sources});
-    const Routes routes(g, c.s.experts, c.all_counts, reinterpret_cast<int*>(shared + sizeof(SumMemory)), g.rank, 1);
-    wait_for_ranks(g, call);
     const auto rank_of = [&](std::int64_t number) { return static_cast<int>(g.rank + 1 + number % sources) % g.ranks; };
     for_each(
-        peer_warps / 2, c.s.tiles * sources,
+        pair, sum_pairs / 2, c.s.tiles * sources,
         [&](std::int64_t number) {
             return c.s.lane_of(c.places + rank_of(number) * c.s.tokens * c.s.top_k, number / sources, -1);
         },
         [&](std::int64_t number, int place) {
-            send_sums(c, summer, rank_of(number), number / sources, place);
-            summer.promise(static_cast<int>(number));
+            send_sums(c, bringer, rank_of(number), number / sources, place, static_cast<int>(number));
         });
-    summer.finish();
+    bringer.bring(Sums::settle, -1, 0);
     for_each_taken(g, c.s.tiles, [&](std::int64_t tile) {
         const int row = c.s.lane_of(c.row_of, tile, -1);
         await(g, others(g), c.s.tiles, tile, call);
         ptx::fence_global_proxy();
-        sum_tile(c, routes, summer, tile, row);
+        sum_tile(c, routes, bringer, tile, row);
     });
-    summer.finish();
+    bringer.bring(Sums::over, -1, 0);
+}
+
+template <class A>
+__global__ void __launch_bounds__(sum_threads, 1) combine_kernel(__grid_constant__ const Combine c) {
+    extern __shared__ __align__(128) char shared[];
+    const PeerGroup& g = c.s.group;
+    const unsigned call = begin_call(g);
+    SumMemory& memory = *reinterpret_cast<SumMemory*>(shared);
+    const int warp = static_cast<int>(threadIdx.x) / warp_size, pair = warp % sum_pairs;
+    if (warp == pair) memory.initialise(pair);
+    const Routes routes(g, c.s.experts, c.all_counts, reinterpret_cast<int*>(shared + sizeof(SumMemory)), g.rank, 1);
+    wait_for_ranks(g, call);
+    if (warp == pair)
+        Summer<A, Raise>(memory, pair, Raise{g, c.s.tiles, call, g.ranks - 1}).sum(c.s.row());
+    else
+        bring_tiles(c, routes, Bringer(memory, pair), pair, call);
     end_call(g, call, false);
 }
 
@@ -262,42 +271,45 @@ void check_sizes(const PeerGroup& g, const TokenShape& s, std::int64_t row_bytes
                                  " ranks: use dispatcher alltoall");
 }
 
-// Tokens of a tile, for whose copies a warp has lanes; fewer where warps would otherwise have few tiles each.
-int tokens_per_tile(const PeerGroup& g, const TokenShape& s) {
+// Tokens of a tile, for whose copies a warp has lanes; fewer where the `sending` warps of a block would otherwise have
+// few tiles each.
+int tokens_per_tile(const PeerGroup& g, const TokenShape& s, int sending) {
     constexpr std::int64_t tiles_per_warp = 4;
-    const std::int64_t warps = std::int64_t{g.blocks} * peer_warps / 2;
+    const std::int64_t warps = std::int64_t{g.blocks} * sending;
     const int most = std::min(Sums::most_tokens, warp_size / s.top_k);
     return static_cast<int>(std::clamp<std::int64_t>(s.tokens / (tiles_per_warp * warps), 1, most));
 }
 
 // scale_bytes: bytes of a row's scales, 0 = it has none.
-Tokens tokens_of(const PeerGroup& g, const TokenShape& s, std::int64_t row_bytes, std::int64_t scale_bytes = 0) {
+Tokens tokens_of(const PeerGroup& g, const TokenShape& s, int sending, std::int64_t row_bytes,
+                 std::int64_t scale_bytes = 0) {
     check_sizes(g, s, row_bytes, scale_bytes);
-    const int per_tile = tokens_per_tile(g, s);
+    const int per_tile = tokens_per_tile(g, s, sending);
     return {g,         s.tokens, ceil_div<std::int64_t>(s.tokens, per_tile), s.capacity, row_bytes, s.top_k,
             s.experts, per_tile};
 }
 std::int64_t row_bytes(const TokenShape& s, Type type) { return s.cols * static_cast<std::int64_t>(size_of(type)); }
 
 template <auto kernel, class Arguments>
-void launch(const PeerGroup& g, const Arguments& arguments, std::size_t shared, void* stream) {
+void launch(const PeerGroup& g, const Arguments& arguments, int threads, std::size_t shared, void* stream) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     const std::int64_t tiles = arguments.s.tiles > 0 ? arguments.s.tiles : 1;
     const int most = std::min(g.blocks, multiprocessors());
-    kernel<<<blocks_for(tiles, peer_warps / 2, most), peer_threads, shared, stream_of(stream)>>>(arguments);
+    const int each = threads / warp_size / 2; // tiles of a block at least
+    kernel<<<blocks_for(tiles, each, most), threads, shared, stream_of(stream)>>>(arguments);
     CUDA_CHECK(cudaGetLastError());
 }
 
 template <bool scaled>
 void launch_dispatch(const Dispatch& d, void* stream) {
-    launch<dispatch_kernel<scaled>>(d.s.group, d,
+    launch<dispatch_kernel<scaled>>(d.s.group, d, spread_threads,
                                     sizeof(SpreadMemory<scaled>) + Routes::bytes(d.s.experts, d.s.group.ranks), stream);
 }
 
 void dispatch(const PeerGroup& g, const TokenShape& s, Src x, const std::int32_t* all_counts,
               const std::int32_t* row_of, const float* weight, Dst rows, float* probs, std::int32_t* places,
               void* stream) {
-    const Dispatch d{tokens_of(g, s, row_bytes(s, x.type)),
+    const Dispatch d{tokens_of(g, s, spread_warps / 2, row_bytes(s, x.type)),
                      static_cast<const char*>(x.data),
                      nullptr,
                      all_counts,
@@ -313,7 +325,7 @@ void dispatch(const PeerGroup& g, const TokenShape& s, Src x, const std::int32_t
 void dispatch_quantized(const PeerGroup& g, const TokenShape& s, const std::uint8_t* x, const float* x_scale,
                         const std::int32_t* all_counts, const std::int32_t* row_of, const float* weight,
                         std::uint8_t* rows, float* row_scale, float* probs, std::int32_t* places, void* stream) {
-    const Dispatch d{tokens_of(g, s, s.cols, s.cols / scale_share),
+    const Dispatch d{tokens_of(g, s, spread_warps / 2, s.cols, s.cols / scale_share),
                      reinterpret_cast<const char*>(x),
                      reinterpret_cast<const char*>(x_scale),
                      all_counts,
@@ -329,7 +341,7 @@ void dispatch_quantized(const PeerGroup& g, const TokenShape& s, const std::uint
 void combine(const PeerGroup& g, const TokenShape& s, Src rows, const std::int32_t* all_counts,
              const std::int32_t* row_of, const std::int32_t* places, const float* values, Dst y, Dst parts,
              float* by_copy, void* stream) {
-    const Combine c{tokens_of(g, s, row_bytes(s, rows.type)),
+    const Combine c{tokens_of(g, s, sum_pairs / 2, row_bytes(s, rows.type)),
                     static_cast<const char*>(rows.data),
                     all_counts,
                     row_of,
@@ -341,9 +353,9 @@ void combine(const PeerGroup& g, const TokenShape& s, Src rows, const std::int32
                     s.top_k < g.ranks ? s.top_k : g.ranks};
     const std::size_t shared = sizeof(SumMemory) + Routes::bytes(s.experts, 1);
     if (rows.type == Type::f32)
-        launch<combine_kernel<Access<float, 4>>>(g, c, shared, stream);
+        launch<combine_kernel<Access<float, 4>>>(g, c, sum_threads, shared, stream);
     else
-        launch<combine_kernel<Access<__nv_bfloat16, 8>>>(g, c, shared, stream);
+        launch<combine_kernel<Access<__nv_bfloat16, 8>>>(g, c, sum_threads, shared, stream);
 }
 
 void gather(const PeerGroup& g, const void* x, void* y, std::int64_t bytes, void* stream) {
