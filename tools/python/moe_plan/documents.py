@@ -380,6 +380,10 @@ class Hardware(Document):
     measured: dict[str, list[list[float]]] | None = None
     """Calls of a family of ops: rows [work, seconds, sides..]; work is FLOPs or bytes"""
 
+    measured_clocks: dict[str, list[float]] | None = None
+    """Clock that the GPU reported while the calls of a family were measured, by the rows of `measured`; 0 = not
+    known"""
+
     product_tiles: dict[str, list[list[float]]] | None = None
     """Tiles: rows [SMs, down, across, depth, step cycles, tile cycles, swapped]"""
 
