@@ -33,12 +33,15 @@ inline Dst operator+(Dst d, std::int64_t elements) {
     return d;
 }
 
-// C[m, n] (+)= op(A) op(B); transpose_a: A is stored [k, m]; transpose_b: B is stored [n, k].
+// C[m, n] (+)= op(A) op(B); transpose_a: A is stored [k, m]; transpose_b: B is stored [n, k]. `batch` such products,
+// whose operands lie so many elements apart; no two of them write the same elements.
 struct GemmShape {
     std::int64_t m = 0, n = 0, k = 0;
     bool transpose_a = false, transpose_b = false, accumulate = false;
     std::int64_t lda = 0, ldb = 0, ldc = 0;
     std::int64_t a_offset = 0, b_offset = 0, c_offset = 0;
+    int batch = 1;
+    std::int64_t a_step = 0, b_step = 0, c_step = 0;
 };
 
 // forward: C[r, n] = A[r, k] B_e[n, k]^T; dgrad: C[r, k] = A[r, n] B_e[n, k]; wgrad: C_e[n, k] (+)= A_e[r, n]^T B_e[r,

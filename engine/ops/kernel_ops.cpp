@@ -125,20 +125,12 @@ void gemm_of_pieces(const OpContext& c, GemmShape shape) {
 
 void gemm(const OpContext& c) {
     const program::GemmAttr& a = std::get<program::GemmAttr>(c.op.attr);
-    GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
-                    a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
+    GemmShape shape{a.m,   a.n,        a.k,        a.transpose_a, a.transpose_b, a.accumulate, a.lda,    a.ldb,
+                    a.ldc, a.a_offset, a.b_offset, a.c_offset,    a.batch,       a.a_step,     a.b_step, a.c_step};
     if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
     if (is_columns(c, 0)) return fp8_wgrad(c, 0, 0, shape);
     if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * (a.ldc != 0 ? a.ldc : a.n);
-    if (a.batch > 1) { // one for every head
-        for (int head = 0; head < a.batch; ++head) {
-            c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
-            shape.a_offset += a.a_step;
-            shape.b_offset += a.b_step;
-            shape.c_offset += a.c_step;
-        }
-        return;
-    }
+    if (a.batch > 1) return c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream); // one for every head
     shape.m /= a.runs;
     for (std::int64_t run = 0; run < a.runs; ++run) {
         if (is_fp8(c, 0))

@@ -71,7 +71,9 @@ void multiply_block(const GemmShape& s, const Layout& a, const Layout& b, Dst c,
     for (std::int64_t r = 0; r < m; ++r) narrow(sum + r * n, b16(c, (i + r) * ldc + j), n);
 }
 
-void gemm(const GemmShape& shape, Src a, Src b, Dst c, void*) { multiply(shape, a, b, c); }
+void gemm(const GemmShape& s, Src a, Src b, Dst c, void*) {
+    for (int i = 0; i < s.batch; ++i) multiply(s, a + i * s.a_step, b + i * s.b_step, c + i * s.c_step);
+}
 
 void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* counts, Dst c, void*) {
     std::int64_t row = 0;

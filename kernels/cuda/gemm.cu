@@ -33,6 +33,7 @@ Product product_of(const GemmShape& s, Src a, Src b, Dst c) {
     p.ldc = s.ldc != 0 ? s.ldc : s.n;
     p.transpose_a = s.transpose_a, p.transpose_b = s.transpose_b, p.accumulate = s.accumulate;
     p.a = a + s.a_offset, p.b = b + s.b_offset, p.c = c + s.c_offset;
+    p.groups = s.batch, p.a_group = s.a_step, p.b_group = s.b_step, p.c_group = s.c_step;
     return p;
 }
 
@@ -41,10 +42,23 @@ void plain_gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
     launch(product_of(s, a, b, c), stream);
 }
 
+// What the library does not take at once it may take one by one.
+void multiply(const Product& p, void* stream) {
+    if (library_gemm(p, stream_of(stream))) return;
+    if (p.groups == 1) {
+        if (!split_gemm(p, stream_of(stream))) launch(p, stream);
+        return;
+    }
+    Product one = p;
+    one.groups = 1;
+    for (int i = 0; i < p.groups; ++i) {
+        one.a = p.a + i * p.a_group, one.b = p.b + i * p.b_group, one.c = p.c + i * p.c_group;
+        multiply(one, stream);
+    }
+}
+
 void gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
-    if (s.m <= 0 || s.n <= 0) return;
-    const Product p = product_of(s, a, b, c);
-    if (!library_gemm(p, stream_of(stream)) && !split_gemm(p, stream_of(stream))) launch(p, stream);
+    if (s.m > 0 && s.n > 0) multiply(product_of(s, a, b, c), stream);
 }
 
 bool nothing(const GroupedShape& s) { return s.groups <= 0 || s.n <= 0 || s.k <= 0 || s.capacity <= 0; }

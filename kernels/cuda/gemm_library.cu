@@ -38,6 +38,7 @@ struct Functions {
     decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
     decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
     decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
+    decltype(&cublasLtMatrixLayoutSetAttribute) layout_set = nullptr;
     decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
     decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
     decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
@@ -50,6 +51,8 @@ struct Shape {
     cudaDataType_t type;   // type of a and b; CUDA_R_8F_E4M3: with the scales of ScaledProduct
     cudaDataType_t b_type; // type of b, which is ScaledProduct's A: E4M3 or E5M2 beside an E4M3 one
     int align_a, align_b, align_d;
+    int batch = 1;
+    std::int64_t a_step = 0, b_step = 0, d_step = 0;
     auto operator<=>(const Shape&) const = default;
 };
 
@@ -60,11 +63,16 @@ struct Choice {
     bool found = false;
 };
 
-int alignment_of(const void* p) {
-    const auto address = reinterpret_cast<std::uintptr_t>(p);
+int alignment_of(std::uintptr_t address) {
     int bytes = 1;
     while (bytes < 16 && address % (2 * static_cast<unsigned>(bytes)) == 0) bytes *= 2;
     return bytes;
+}
+int alignment_of(const void* p) { return alignment_of(reinterpret_cast<std::uintptr_t>(p)); }
+// Of operands that lie so many elements apart.
+int alignment_of(Src x, std::int64_t step) {
+    return alignment_of(reinterpret_cast<std::uintptr_t>(x.data) |
+                        (static_cast<std::uintptr_t>(step) * size_of(x.type)));
 }
 
 // The library wants the scales of a block of columns side by side, [blocks, rows], and those of weights in rows of
@@ -112,6 +120,7 @@ public:
         find(f_.desc_create, "cublasLtMatmulDescCreate");
         find(f_.desc_set, "cublasLtMatmulDescSetAttribute");
         find(f_.layout_create, "cublasLtMatrixLayoutCreate");
+        find(f_.layout_set, "cublasLtMatrixLayoutSetAttribute");
         find(f_.preference_create, "cublasLtMatmulPreferenceCreate");
         find(f_.preference_set, "cublasLtMatmulPreferenceSetAttribute");
         find(f_.preference_destroy, "cublasLtMatmulPreferenceDestroy");
@@ -126,7 +135,7 @@ public:
 
     const std::string& about() const { return about_; }
 
-    // False where the product is not one that the library takes.
+    // False where the products are none that the library takes.
     bool multiply(const Product& p, cudaStream_t stream) {
         if (handle_ == nullptr || p.a.type != p.b.type || p.k <= 0) return false;
         if (p.a.type == Type::f32 && p.c.type != Type::f32) return false;
@@ -146,9 +155,13 @@ public:
                           owner_ == stream,
                           p.a.type == Type::bf16 ? CUDA_R_16BF : CUDA_R_32F,
                           p.a.type == Type::bf16 ? CUDA_R_16BF : CUDA_R_32F,
-                          alignment_of(p.b.data),
-                          alignment_of(p.a.data),
-                          alignment_of(p.c.data)};
+                          alignment_of(p.b, p.b_group),
+                          alignment_of(p.a, p.a_group),
+                          alignment_of(p.c, p.c_group),
+                          p.groups,
+                          p.b_group,
+                          p.a_group,
+                          p.c_group};
         const Choice& choice = choice_of(shape);
         if (!choice.found) return false;
         multiply(shape, choice, p.b.data, p.a.data, p.c.data, stream);
@@ -235,11 +248,18 @@ private:
     void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
         check_library(f_.preference_set(preference, attribute, &value, sizeof value), "stating a preference");
     }
-    cublasLtMatrixLayout_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
+    // Of `batch` matrices, the first elements of which lie `step` apart.
+    cublasLtMatrixLayout_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::int64_t stride,
+                                  std::int32_t batch, std::int64_t step) {
         cublasLtMatrixLayout_t made = nullptr;
         check_library(
             f_.layout_create(&made, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols), stride),
             "describing a matrix");
+        if (batch == 1) return made;
+        check_library(f_.layout_set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
+                      "describing matrices");
+        check_library(f_.layout_set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step),
+                      "describing matrices");
         return made;
     }
 
@@ -256,9 +276,9 @@ private:
             set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(workspace_)); // any address
             set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(workspace_));
         }
-        c.a = layout(s.type, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
-        c.b = layout(s.b_type, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
-        c.d = layout(s.wide_result ? CUDA_R_32F : CUDA_R_16BF, s.m, s.n, s.ldd);
+        c.a = layout(s.type, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda, s.batch, s.a_step);
+        c.b = layout(s.b_type, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb, s.batch, s.b_step);
+        c.d = layout(s.wide_result ? CUDA_R_32F : CUDA_R_16BF, s.m, s.n, s.ldd, s.batch, s.d_step);
         cublasLtMatmulPreference_t preference = nullptr;
         check_library(f_.preference_create(&preference), "stating a preference");
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, s.with_workspace ? workspace_bytes : std::size_t{0});

@@ -6,7 +6,7 @@
 namespace moe::cuda {
 
 // C (+)= op(A) op(B) per group. The rows of the groups follow one another in the operands that have routed rows; a
-// dense product is one group.
+// dense product is one group, several of them side by side are as many.
 struct Product {
     enum class Routed : std::uint8_t { none, m, k }; // size that is a group's count of rows
     Routed routed = Routed::none;
@@ -79,7 +79,7 @@ private:
 void launch_bf16(const Product& product, cudaStream_t stream);
 void launch_f32(const Product& product, cudaStream_t stream);
 
-// The product by cuBLASLt, dense only; false where the machine has no such library or it does not take the product.
+// The products by cuBLASLt, dense only; false where the machine has no such library or it does not take them at once.
 bool library_gemm(const Product& product, cudaStream_t stream);
 
 // C[rows, n] = A[rows, k] B[n, k]^T of E4M3 in BF16, with scales as ScaledShape has them.

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <numeric>
 
 namespace moe::test {
@@ -67,6 +68,72 @@ Case gemm_case(GemmShape s, Types types, std::int64_t extra = 0) {
             }
             gaps = gaps && d->c.untouched(extra + i * ldc + g.n, extra);
         }
+        return worst({relative_error(got, want), demand(gaps)});
+    };
+    return out;
+}
+
+// The matrices of an operand, one for every product: side by side in its rows, or one behind another with rows between.
+struct Lying {
+    std::int64_t ld, step;
+    Lying(std::int64_t rows, std::int64_t cols, int batch, bool beside)
+        : ld(beside ? batch * cols : cols), step(beside ? cols : (rows + 2) * cols) {}
+    std::int64_t elements(std::int64_t rows, std::int64_t cols, int batch) const {
+        return (batch - 1) * step + (rows - 1) * ld + cols;
+    }
+};
+
+// Several products at once, whose operands lie side by side or behind one another.
+Case batch_case(GemmShape s, int batch, std::array<bool, 3> beside, Types types) {
+    struct Data {
+        GemmShape s;
+        Tensor a, b, c;
+        Vec before;
+    };
+    const std::int64_t a_rows = s.transpose_a ? s.k : s.m, a_cols = s.transpose_a ? s.m : s.k;
+    const std::int64_t b_rows = s.transpose_b ? s.n : s.k, b_cols = s.transpose_b ? s.k : s.n;
+    const Lying a(a_rows, a_cols, batch, beside[0]), b(b_rows, b_cols, batch, beside[1]), c(s.m, s.n, batch, beside[2]);
+    s.batch = batch;
+    s.lda = a.ld, s.ldb = b.ld, s.ldc = c.ld;
+    s.a_step = a.step, s.b_step = b.step, s.c_step = c.step;
+    Case out;
+    out.name =
+        fmt::format("gemm {} of {}x{}x{}{}{}{} beside {} {}", batch, s.m, s.n, s.k, s.transpose_a ? " A^T" : "",
+                    s.transpose_b ? " B^T" : "", s.accumulate ? " +=" : "", fmt::join(beside, ","), name_of(types));
+    Random random(out.name);
+    auto d = std::make_shared<Data>(Data{s,
+                                         random.tensor(types.a, a.elements(a_rows, a_cols, batch)),
+                                         random.tensor(types.b, b.elements(b_rows, b_cols, batch)),
+                                         Tensor(types.c, c.elements(s.m, s.n, batch)),
+                                         {}});
+    const auto each = [s](auto on) { // calls on(product, row, column, place in C)
+        for (int p = 0; p < s.batch; ++p)
+            for (std::int64_t i = 0; i < s.m; ++i)
+                for (std::int64_t j = 0; j < s.n; ++j) on(p, i, j, p * s.c_step + i * s.ldc + j);
+    };
+    if (s.accumulate)
+        each([&](int, std::int64_t, std::int64_t, std::int64_t at) { d->c.set(at, random.normal(1)[0]); });
+    d->before = d->c.values();
+    out.tolerance = tolerance(types.c);
+    out.flops = 2.0 * batch * static_cast<double>(s.m * s.n * s.k);
+    out.bytes = batch * (static_cast<double>(s.m * s.k) * static_cast<double>(size_of(types.a)) +
+                         static_cast<double>(s.k * s.n) * static_cast<double>(size_of(types.b)) +
+                         static_cast<double>(s.m * s.n) * static_cast<double>(size_of(types.c)));
+    out.call = [d] { table().gemm(d->s, d->a.src(), d->b.src(), d->c.dst(), nullptr); };
+    out.error = [d, each] {
+        const GemmShape& g = d->s;
+        Vec got, want;
+        each([&](int p, std::int64_t i, std::int64_t j, std::int64_t at) {
+            double sum = g.accumulate ? d->before[static_cast<std::size_t>(at)] : 0.0;
+            for (std::int64_t l = 0; l < g.k; ++l)
+                sum += d->a.at(p * g.a_step + (g.transpose_a ? l * g.lda + i : i * g.lda + l)) *
+                       d->b.at(p * g.b_step + (g.transpose_b ? j * g.ldb + l : l * g.ldb + j));
+            want.push_back(sum);
+            got.push_back(d->c.at(at));
+        });
+        bool gaps = true;
+        for (int p = 0; p + 1 < g.batch && g.c_step > g.m * g.ldc; ++p)
+            gaps = gaps && d->c.untouched(p * g.c_step + g.m * g.ldc, g.c_step - g.m * g.ldc);
         return worst({relative_error(got, want), demand(gaps)});
     };
     return out;
@@ -175,6 +242,25 @@ TEST_CASE("gemm: every transposition, accumulation, stride and storage") {
             }
         }
     }
+}
+
+// Heads' products: operands of columns beside others, of rows behind others, sums over all rows, and sizes and places
+// that a library takes all at once, one by one, or not at all.
+TEST_CASE("gemm: several products at once, side by side and behind one another") {
+    const Types mixed{f32, bf16, f32}, to_f32{bf16, bf16, f32}, bf{bf16, bf16, bf16};
+    for (const Types types : {all_f32, bf, mixed}) {
+        for (const bool ta : {false, true})
+            for (const bool tb : {false, true}) {
+                check(batch_case(shape(17, 9, 12, ta, tb), 3, {true, false, true}, types));
+                check(batch_case(shape(6, 10, 33, ta, tb, true), 4, {false, true, false}, types));
+            }
+        check(batch_case(shape(8, 16, 24), 1, {true, true, true}, types));
+    }
+    check(batch_case(shape(72, 64, 40), 5, {true, false, true}, bf));
+    check(batch_case(shape(72, 40, 64, false, true), 5, {true, false, true}, bf));
+    for (const bool accumulate : {false, true})
+        check(batch_case(shape(32, 64, 600, true, false, accumulate), 6, {true, true, false}, to_f32));
+    check(batch_case(shape(130, 24, 256, false, true), 2, {true, false, true}, {f32, bf16, bf16}));
 }
 
 TEST_CASE("gemm: single rows, columns and products, and an empty contraction") {
