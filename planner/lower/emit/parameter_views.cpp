@@ -1,5 +1,6 @@
 // What a chunk's buckets hold, key by key: the list of all parameters, and views of a weight and of its gradient.
 #include "planner/base/error.hpp"
+#include "planner/lower/emit/builder.hpp"
 #include "planner/lower/emit/parameters.hpp"
 
 #include <algorithm>
