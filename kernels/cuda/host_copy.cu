@@ -1,8 +1,7 @@
 // Copies between device memory and pinned memory of the host by a few blocks: a ring of pieces in shared memory.
 //
 // Reads over PCIe are what has to be kept on its way: 55 GB/s times the 2 us that one takes under load are 110 KB, and
-// the pieces that two blocks have asked for are 288. Writes are posted, and asked for no faster than the link takes
-// them: where their queue is full, every kernel beside ends 6 us later.
+// the pieces that two blocks have asked for are 288. Writes are posted.
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -26,15 +25,6 @@ struct RingOfPieces {
     std::uint64_t barriers[pieces];
 };
 
-// To the host one large copy in so many goes as fast as it can and shows how fast the link is, behind the pieces of a
-// block that fill the queue. The others are 2 % slower.
-constexpr unsigned copies_per_timing = 64, filling = 64, large = 4 * filling;
-constexpr unsigned late = 4;            // pieces that may follow one another at once where a block is behind
-constexpr std::int64_t fraction = 1024; // times are in ns / fraction
-
-__device__ std::int64_t piece_time = 0; // of a piece on the link, 2 % more than it took; 0: no copy was timed yet
-__device__ unsigned large_copies = 0;   // to the host, by this device
-
 thread_local std::int64_t copies_queued = 0;
 
 struct Bytes {
@@ -52,10 +42,6 @@ public:
         return (blockIdx.x + piece * gridDim.x) * std::int64_t{piece_bytes};
     }
     __device__ bool has(std::int64_t piece) const { return at(piece) < whole_; }
-    __device__ std::int64_t count() const { // of this block
-        const std::int64_t all = ceil_div(whole_, std::int64_t{piece_bytes});
-        return (all - blockIdx.x + gridDim.x - 1) / gridDim.x;
-    }
     __device__ unsigned bytes(std::int64_t piece) const {
         const std::int64_t left = whole_ - at(piece);
         return left < piece_bytes ? static_cast<unsigned>(left) : piece_bytes;
@@ -69,47 +55,9 @@ private:
     std::int64_t whole_;
 };
 
-__device__ inline std::int64_t nanoseconds() {
-    std::int64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-    return now;
-}
-
-// When the pieces of a block may leave for the host: each when it has come, or by the clock.
-class Pace {
-public:
-    __device__ explicit Pace(std::int64_t pieces_of_block)
-        : pieces_(pieces_of_block),
-          timed_(pieces_ >= large && large_copies % copies_per_timing == 0),
-          interval_(timed_ ? 0 : piece_time * gridDim.x),
-          begin_(nanoseconds()) {}
-
-    // Returns when a piece may leave; called for each in turn.
-    __device__ void await(std::int64_t piece) {
-        if (timed_ && piece == filling) begin_ = nanoseconds();
-        if (interval_ == 0) return;
-        std::int64_t now = since_begin();
-        while (now < next_) now = since_begin();
-        next_ = max(next_, now - late * interval_) + interval_;
-    }
-
-    // Behind the last piece. The time that stays is that of the block that ends last, the whole copy's.
-    __device__ void end() const {
-        if (timed_) piece_time = since_begin() / (pieces_ - filling) / gridDim.x * 51 / 50;
-        if (blockIdx.x == 0 && pieces_ >= large) ++large_copies;
-    }
-
-private:
-    __device__ std::int64_t since_begin() const { return fraction * (nanoseconds() - begin_); }
-
-    std::int64_t pieces_;
-    bool timed_;
-    std::int64_t interval_, begin_, next_ = 0; // interval_, next_: ns / fraction, of a piece and since begin_ (ns)
-};
-
 // `whole` bytes, a multiple of 16, from the first address of 16 bytes on; lanes take those before and behind.
 __global__ void __cluster_dims__(pair, 1, 1) __launch_bounds__(warp_threads)
-    pieces_kernel(Bytes all, unsigned head, std::int64_t whole, bool to_host) {
+    pieces_kernel(Bytes all, unsigned head, std::int64_t whole) {
     extern __shared__ __align__(128) char shared[];
     auto& ring = *reinterpret_cast<RingOfPieces*>(shared);
     const unsigned lane = threadIdx.x;
@@ -130,18 +78,15 @@ __global__ void __cluster_dims__(pair, 1, 1) __launch_bounds__(warp_threads)
         ptx::load_bytes(rows + place * piece_bytes, mine.from(piece), mine.bytes(piece), barriers + 8 * place);
     };
     for (unsigned piece = 0; piece < pieces; ++piece) ask(piece);
-    Pace pace(to_host ? mine.count() : 0);
     for (std::int64_t piece = 0; mine.has(piece); ++piece) {
         const unsigned place = static_cast<unsigned>(piece % pieces);
         ptx::wait(barriers + 8 * place, static_cast<unsigned>(piece / pieces) & 1u);
-        if (to_host) pace.await(piece);
         ptx::store_bytes(mine.to(piece), rows + place * piece_bytes, mine.bytes(piece));
         ptx::commit_stores();
         ptx::wait_stores_read<behind>();
         if (piece >= behind) ask(piece - behind + pieces);
     }
     ptx::wait_stores<0>();
-    if (to_host) pace.end();
 }
 
 // Where both sides do not lie alike within 16 bytes.
@@ -170,11 +115,9 @@ void cuda_copy_by_blocks(void* to, const void* from, std::int64_t bytes, int blo
         const std::int64_t whole = (bytes - head) / 16 * 16;
         CUDA_CHECK(
             cudaFuncSetAttribute(pieces_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RingOfPieces)));
-        cudaPointerAttributes target{};
-        CUDA_CHECK(cudaPointerGetAttributes(&target, to));
         const unsigned grid = ceil_div(std::max(1u, blocks_for(whole, piece_bytes, blocks)), pair) * pair;
-        pieces_kernel<<<grid, warp_threads, sizeof(RingOfPieces), stream_of(stream)>>>(
-            all, static_cast<unsigned>(head), whole, target.type == cudaMemoryTypeHost);
+        pieces_kernel<<<grid, warp_threads, sizeof(RingOfPieces), stream_of(stream)>>>(all, static_cast<unsigned>(head),
+                                                                                       whole);
     }
     CUDA_CHECK(cudaGetLastError());
 }

@@ -352,9 +352,7 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
         op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     if (!hardware.measured.empty()) {
         const program::CostPoint at = program::cost_point(op, program);
-        const MeasuredFamily* family = machine_.measured.find(at.key);
-        for (std::size_t i = 0; family == nullptr && i < at.longer.size(); ++i)
-            family = machine_.measured.find(at.longer[i]);
+        const MeasuredFamily* family = machine_.measured.find(at);
         if (family != nullptr) // measured on whole rows
             return among_others(op, family->seconds(at.work, at.sides) *
                                         (hardware.cpu ? 1.0 : alignment_slowdown(stack_.costs, op, program)));

@@ -104,6 +104,12 @@ double MeasuredFamily::clock_hz(double work, const std::vector<double>& sides) c
     return whole > 0.0 ? std::exp(sum / whole) : 0.0;
 }
 
+const MeasuredFamily* MeasuredFamilies::find(const program::CostPoint& at) const {
+    const MeasuredFamily* family = find(at.key);
+    for (std::size_t i = 0; family == nullptr && i < at.longer.size(); ++i) family = find(at.longer[i]);
+    return family;
+}
+
 const MeasuredFamily* MeasuredFamilies::find(const std::string& key) const {
     const auto calls = hardware_.measured.find(key);
     if (calls == hardware_.measured.end() || calls->second.empty()) return nullptr;

@@ -1,6 +1,7 @@
 // Seconds of ops from measured calls of their families, whatever their size: what is fitted to a family once.
 #pragma once
 
+#include "planner/program/measured.hpp"
 #include "simulator/cost/formula.hpp"
 
 #include <map>
@@ -50,6 +51,8 @@ class MeasuredFamilies {
 public:
     explicit MeasuredFamilies(const machine::Hardware& hardware) : hardware_(hardware) {}
     const MeasuredFamily* find(const std::string& key) const; // nullptr: no call was measured
+    const MeasuredFamily*
+    find(const program::CostPoint& at) const; // of its key, or of the next longer that was measured
 
 private:
     const machine::Hardware& hardware_;

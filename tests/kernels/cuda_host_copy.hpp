@@ -16,11 +16,4 @@ struct HostCopy {
 // Copies of a layer's offloaded tensor (64 MiB) either way, by as many blocks as plans give them and by twice as many.
 std::vector<HostCopy> host_copies();
 
-// Median seconds of 1,500 kernels of one block in a row, beside such a copy either way and with nothing beside them.
-struct KernelsBeside {
-    std::string name;
-    double seconds = 0.0, alone_seconds = 0.0;
-};
-std::vector<KernelsBeside> kernels_beside_host_copies();
-
 } // namespace moe::test

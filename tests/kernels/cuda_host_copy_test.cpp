@@ -38,33 +38,6 @@ std::vector<char> numbered(std::size_t bytes, std::uint32_t seed) {
     return out;
 }
 
-// Runs along a stream that is captured: what is queued here begins where that stream is, and ends before it goes on.
-class Aside {
-public:
-    explicit Aside(void* stream) : main_(static_cast<cudaStream_t>(stream)) {
-        CUDA_CHECK(cudaStreamCreateWithFlags(&aside_, cudaStreamNonBlocking));
-        CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventRecord(event_, main_));
-        CUDA_CHECK(cudaStreamWaitEvent(aside_, event_, 0));
-    }
-    ~Aside() {
-        cudaEventDestroy(event_);
-        cudaStreamDestroy(aside_);
-    }
-    Aside(const Aside&) = delete;
-    Aside& operator=(const Aside&) = delete;
-
-    void* stream() const { return aside_; }
-    void join() const {
-        CUDA_CHECK(cudaEventRecord(event_, aside_));
-        CUDA_CHECK(cudaStreamWaitEvent(main_, event_, 0));
-    }
-
-private:
-    cudaStream_t main_ = nullptr, aside_ = nullptr;
-    cudaEvent_t event_ = nullptr;
-};
-
 constexpr std::size_t margin = 64; // bytes before and behind what is copied
 
 // Copies `bytes` from `from_offset` behind an aligned address to `to_offset` behind another one, and holds all bytes of
@@ -107,34 +80,6 @@ std::vector<HostCopy> host_copies() {
                      CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
                  })});
         }
-    return out;
-}
-
-std::vector<KernelsBeside> kernels_beside_host_copies() {
-    constexpr std::size_t bytes = std::size_t{64} << 20;
-    constexpr int kernels = 1500;
-    const Memory host(true, bytes), device(false, bytes), few(false, 128);
-    CUDA_CHECK(cudaMemset(device.at(0), 1, bytes));
-    CUDA_CHECK(cudaMemset(few.at(0), 0, 128));
-    const auto in_a_row = [&](void* stream) {
-        const Dst x{few.at(0), Type::f32};
-        for (int i = 0; i < kernels; ++i) cuda_kernels()->add(x, x, x, 32, stream);
-    };
-    const double alone = seconds_of(in_a_row);
-    std::vector<KernelsBeside> out;
-    for (const bool to_host : {true, false}) {
-        char* const to = to_host ? host.at(0) : device.at(0);
-        const char* const from = to_host ? device.at(0) : host.at(0);
-        out.push_back(
-            {fmt::format("{} kernels of one block beside 64 MiB {} the host", kernels, to_host ? "to" : "from"),
-             seconds_of([&](void* stream) {
-                 const Aside aside(stream);
-                 cuda_copy_by_blocks(to, from, bytes, program::host_copy_blocks, aside.stream());
-                 in_a_row(stream);
-                 aside.join();
-             }),
-             alone});
-    }
     return out;
 }
 

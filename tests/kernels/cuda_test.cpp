@@ -144,9 +144,6 @@ std::vector<Line> host_copy_lines() {
     for (const HostCopy& c : host_copies())
         lines.push_back({c.name + ": beside the copy engine", "us", c.seconds * 1e6, c.engine_seconds * 1e6,
                          c.blocks == program::host_copy_blocks ? std::optional(bar) : std::nullopt});
-    constexpr double beside_bar = 1.1; // 1.5 where the copy to the host fills the queues
-    for (const KernelsBeside& k : kernels_beside_host_copies())
-        lines.push_back({k.name, "us", k.seconds * 1e6, k.alone_seconds * 1e6, beside_bar});
     return lines;
 }
 

@@ -35,8 +35,7 @@ void run(const char* path) {
         for (const program::Op& op : program.templates[static_cast<std::size_t>(slot.index)].ops) {
             if (!computes(op.kind)) continue;
             const program::CostPoint at = program::cost_point(op, program);
-            const cost::MeasuredFamily* family = machine.measured.find(at.key);
-            if (family == nullptr && !at.adding.empty()) family = machine.measured.find(at.adding);
+            const cost::MeasuredFamily* family = machine.measured.find(at);
             const double clock = family == nullptr ? 0.0 : family->clock_hz(at.work, at.sides);
             seconds[{op.kind, clock / 1e6}] += model(op, program).device;
         }

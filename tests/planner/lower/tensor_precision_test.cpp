@@ -4,6 +4,7 @@
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/plan_choices.hpp"
 #include "planner/program/program.hpp"
 #include "tests/support/nearly.hpp"
 
