@@ -1,6 +1,7 @@
 """What tools/gpu-check holds of losses: a GPU's beside the CPU's, and low precisions beside BF16."""
 import json
 import pathlib
+import shutil
 
 import gpu_kernels
 
@@ -40,7 +41,8 @@ def last_loss(check, precision, fields):
         return None
 
     def curve(seed):
-        run = f"run-{precision}-{fields}-{seed}"
+        run = f"curve-{seed}"
+        shutil.rmtree(check.folder / run, ignore_errors=True)
         if check.plan("execute", "plan.json", "--data", "sources", "--backend", "cuda", "--steps", "1000", "--run-dir", run,
                       "--lr", "4e-4", "--shuffle", "on", "--seed", str(seed)) is None:
             return None

@@ -41,11 +41,11 @@ search)
     echo '{"plans": [{"step_seconds": 0.25}]}'
     exit ;;
 execute)
-    mkdir -p run
-    printf '{"steps": [{"loss": 1.0}' > run/run.json
-    asked=$*; asked=${asked#*--steps }
-    for step in $(seq 2 ${asked%% *}); do printf ', {"loss": 1.0}'; done >> run/run.json
-    printf '], "graph": {"nodes": 7, "host_copies": 0, "host_seconds": 2e-5}}' >> run/run.json ;;
+    asked=$*; asked=${asked#*--steps }; run=${asked#*--run-dir }; run=${run%% *}
+    mkdir -p "$run"
+    printf '{"steps": [{"loss": 1.0}' > "$run/run.json"
+    for step in $(seq 2 ${asked%% *}); do printf ', {"loss": 1.0}'; done >> "$run/run.json"
+    printf '], "graph": {"nodes": 7, "host_copies": 0, "host_seconds": 2e-5}}' >> "$run/run.json" ;;
 compare)
     predicted=10.0 measured=)" + memory_gib +
                                  R"(
