@@ -5,6 +5,7 @@
 #include "simulator/bound/bound_model.hpp"
 
 #include "planner/lower/emit/builder.hpp"
+#include "planner/lower/passes/first_gradients.hpp"
 #include "planner/model/model.hpp"
 
 #include <algorithm>
@@ -252,8 +253,19 @@ double FastBoundModel::step_bound(int handle) {
     return spread(layers.plan, layers.terms);
 }
 
+// A floor of smaller micro-batches as well. Where products compute for longer than they wait for memory, a first
+// backward saves little; that of one sequence saves most.
 double FastBoundModel::early_step_bound(const plan::Plan& plan) {
-    const std::vector<Terms> early = early_terms(plan);
+    std::vector<Terms> early = early_terms(plan);
+    if (plan.mbs > 1 && passes::sets_first_gradients(plan)) {
+        plan::Plan least = plan;
+        least.mbs = 1;
+        auto most = early.begin();
+        for (const Terms& t : early_terms(least)) {
+            most->first_saves = std::max(most->first_saves, t.first_saves);
+            ++most;
+        }
+    }
     std::vector<const Terms*> terms;
     for (const Terms& t : early) terms.push_back(&t);
     return spread(plan, terms);

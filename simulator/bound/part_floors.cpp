@@ -1,6 +1,7 @@
 // Plays each part of a layer alone, and finds the parts of other plans by what they depend on.
 #include "simulator/bound/part_floors.hpp"
 
+#include "planner/memory/packing.hpp"
 #include "planner/plan/plan.hpp"
 
 #include <algorithm>
@@ -28,9 +29,11 @@ std::optional<PartKind> part_of(const program::Op& op) {
     }
 }
 
-// The part's `work` alone.
-LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
+// The part's `work` alone. Beside a backward, a forward comes to the model's head when the backward has left it: what
+// the head saves of each is never there twice, and counts for the backward.
+LayerPart work_of(PartKind kind, bool head, const SegmentTerms::Priced& segment) {
     LayerPart part;
+    const std::vector<memory::Use> use = memory::uses(segment.program);
     std::vector<program::TensorId> held;
     for (std::size_t side = 0; side < 2; ++side)
         for (const program::Op& op : segment.program.templates[side].ops) {
@@ -45,9 +48,11 @@ LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
             std::sort(held.begin(), held.end());
             held.erase(std::unique(held.begin(), held.end()), held.end());
             double bytes = 0.0;
-            for (const program::TensorId id : held)
-                if (id != segment.program.io.segment_in)
+            for (const program::TensorId id : held) {
+                const bool twice = head && side == 0 && use[static_cast<std::size_t>(id)].saved();
+                if (id != segment.program.io.segment_in && !twice)
                     bytes += static_cast<double>(segment.bytes[static_cast<std::size_t>(id)]);
+            }
             part.work[side] = std::max(part.work[side], bytes);
         }
     return part;
@@ -105,7 +110,7 @@ void PartFloors::learn(const plan::Plan& plan, estimate::SegmentId id, std::arra
                 }
                 ++i;
             }
-        LayerPart part = work_of(kind, segment);
+        LayerPart part = work_of(kind, lower::is_head(id.kind), segment);
         const std::vector<program::Op>& backward = segment.program.templates[1].ops;
         for (std::size_t k = 0; k < backward.size(); ++k)
             if (part_of(backward[k]) == kind) part.first_saves += segment.first_saves[k];

@@ -25,16 +25,24 @@ double norm(const std::vector<float>& x) {
     return std::sqrt(sum);
 }
 
+double largest(const std::map<std::string, std::vector<float>>& gradients) {
+    float most = 0.0f;
+    for (const auto& [name, values] : gradients)
+        for (const float v : values) most = std::max(most, std::abs(v));
+    return static_cast<double>(most);
+}
+
 std::string tensor_disagreement(const char* what, const std::map<std::string, std::vector<float>>& got,
                                 const std::map<std::string, std::vector<float>>& want, double tolerance,
-                                double smallest) {
+                                double smallest, double of_element = 0.0) {
     if (got.size() != want.size()) return fmt::format("{} tensors of {}, not {}", got.size(), what, want.size());
     for (const auto& [name, values] : want) {
         const auto found = got.find(name);
         if (found == got.end() || found->second.size() != values.size())
             return fmt::format("{} of {} is missing or has another size", what, name);
         const double size = norm(values), off = relative_distance(found->second, values) * (size > 0.0 ? size : 1.0);
-        if (!(off <= tolerance * std::max(size, smallest)))
+        const double elements = of_element * std::sqrt(static_cast<double>(values.size()));
+        if (!(off <= std::max(tolerance * std::max(size, smallest), elements)))
             return fmt::format("{} of {} is off by {:.2e} of {:.2e}", what, name, off, size);
     }
     return {};
@@ -99,7 +107,8 @@ Trained train_three(const plan::Plan& plan, const train::TrainOptions& options,
     return result;
 }
 
-std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights) {
+std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights,
+                         double underflow) {
     const auto close = [tolerance](double a, double b) { return std::abs(a / b - 1.0) < tolerance; };
     if (got.losses.size() != want.losses.size()) return "another number of steps";
     for (std::size_t i = 0; i < want.losses.size(); ++i)
@@ -120,7 +129,9 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
     if (!close(got.grad_norm, want.grad_norm))
         return fmt::format("gradient norm is {:.9f}, not {:.9f}", got.grad_norm, want.grad_norm);
     std::string text = tensor_disagreement("gradient", got.gradients, want.gradients, tolerance, 1e-3 * want.grad_norm);
-    if (text.empty()) text = tensor_disagreement("weight", got.weights, want.weights, of_weights, 1e-5);
+    if (text.empty())
+        text = tensor_disagreement("weight", got.weights, want.weights, of_weights, 1e-5,
+                                   underflow * largest(want.gradients));
     return text;
 }
 

@@ -19,6 +19,13 @@ inline double weight_tolerance(const moe::plan::Plan& plan) {
     if (plan.optimizer.moments == moe::plan::Moments::fp8) return 1e-2;
     return plan.optimizer.narrow() ? 1e-3 : parity_tolerance;
 }
+// Of the largest gradient: what an element of a weight may be off by after three steps, whatever its size. In MXFP8 the
+// largest neighbour sets the unit of a block, of which E4M3 has no code between multiples of 2^-9, and another plan has
+// other weights side by side. The unit is at most 2 / 448 of that neighbour. Both moments that are read again may be a
+// code off, 0.1 and 0.19 of a gradient: with their corrections of bias, and updates of lr / eps = 1, 1.2e-5 of it.
+inline double moment_underflow(const moe::plan::Plan& plan) {
+    return plan.optimizer.moments == moe::plan::Moments::fp8 ? 1.2e-5 : 0.0;
+}
 
 struct Trained {
     std::vector<double> losses, aux_losses; // aux_losses: of the routers and of multi-token prediction
@@ -42,8 +49,9 @@ Trained train_three(const moe::plan::Plan& plan, const moe::train::TrainOptions&
 // Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a
 // thousandth of the whole one is held to that thousandth, and a weight that began at zero and is still below 1e-5 to
-// that.
-std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
+// that. underflow: as moment_underflow().
+std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights,
+                         double underflow = 0.0);
 
 // |got - want| / |want| over all tensors together.
 double total_distance(const std::map<std::string, std::vector<float>>& got,

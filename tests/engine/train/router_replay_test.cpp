@@ -83,13 +83,13 @@ void check_replay(Reference& reference, const plan::Plan& one, const plan::Plan&
         // The test would not notice that nothing is replayed, if turned routers chose as before.
         CHECK(train_three(one, three_steps(), turn_routers).routed != reference.recorded.routed);
     }
-    const double of_weights = weight_tolerance(plan);
+    const double of_weights = weight_tolerance(plan), underflow = moment_underflow(plan);
     const Trained same = train_three(plan, replay_options("", original));
-    CHECK(disagreement(same, reference.recorded, parity_tolerance, of_weights) == "");
+    CHECK(disagreement(same, reference.recorded, parity_tolerance, of_weights, underflow) == "");
     CHECK(same.routed == reference.recorded.routed);
     const std::string again = reference.folder / "again";
     const Trained turned = train_three(plan, replay_options(again, original), turn_routers);
-    CHECK(disagreement(turned, reference.turned, parity_tolerance, of_weights) == "");
+    CHECK(disagreement(turned, reference.turned, parity_tolerance, of_weights, underflow) == "");
     CHECK(turned.routed == reference.recorded.routed);
     for (int step = 1; step <= 3; ++step)
         CHECK(read_file(train::routing_file(again, step)) == read_file(train::routing_file(original, step)));

@@ -272,3 +272,42 @@ TEST_CASE(
     v.schedule = moe::plan::ScheduleKind::dualpipe_v;
     check(v);
 }
+
+TEST_CASE("floors count what the head saves once in merged slots, and what first backwards of one sequence save") {
+    const auto model_of = [](const moe::plan::Plan& plan) {
+        REQUIRE(!moe::plan::check_plan(plan));
+        return moe::pricing::FastEstimator(plan.hardware, moe::stack::load_stack(plan.stack, *plan.hardware));
+    };
+    // Logits in FP32, beside which recomputed layers keep little.
+    moe::plan::Plan merged = published_plan("GPT-OSS-20B", "h200", "moe-plan", 4096);
+    merged.gpus = 64;
+    merged.tp = merged.pp = 8;
+    merged.ep = 2;
+    merged.edp = 4;
+    merged.gbs = 16;
+    merged.precision = moe::machine::Precision::fp32;
+    merged.recompute = moe::plan::recompute::full;
+    merged.dispatcher = moe::plan::Dispatcher::hybridep;
+    merged.ep_overlap = true;
+    moe::pricing::FastEstimator of_merged = model_of(merged);
+    const std::unique_ptr<moe::search::BoundModel> merges = of_merged.bound_model();
+    const int stages = merges->stage_split(merged);
+    const double bytes = merges->bound(merges->layer_costs(merged), stages).memory_bytes;
+    for (const int lower : {merges->early_layer_costs(merged), merges->near_layer_costs(merged)})
+        CHECK(merges->bound(lower, stages).memory_bytes <= bytes * (1.0 + 1e-9));
+    // Products of 4 sequences still wait for memory, those of 8 compute.
+    moe::plan::Plan plan = published_plan("DeepSeek-V3", "h200", "moe-plan", 2048);
+    plan.gpus = 512;
+    plan.tp = plan.cp = 4;
+    plan.dp = plan.ep = plan.edp = 16;
+    plan.pp = 2;
+    plan.gbs = 128;
+    plan.mbs = 4;
+    plan.precision = moe::machine::Precision::fp8_blockwise;
+    plan.dispatcher = moe::plan::Dispatcher::allgather;
+    moe::pricing::FastEstimator of_plan = model_of(plan);
+    const std::unique_ptr<moe::search::BoundModel> floors = of_plan.bound_model();
+    const double floor = floors->early_step_bound(plan);
+    plan.mbs = 8;
+    CHECK(floors->early_step_bound(plan) <= floor * (1.0 + 1e-9));
+}
