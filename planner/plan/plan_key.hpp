@@ -60,6 +60,11 @@ auto part(const Plan& plan, bool counts) {
     } else if constexpr (as == As::value && same_member(field.member, &Plan::routing)) {
         const Routing routing = counts ? routing_from_string(value) : Routing{};
         return std::tuple<double, double>(routing.load, routing.spread);
+    } else if constexpr (as == As::value && same_member(field.member, &Plan::precision)) {
+        // And whether fp8-tensor is emulated, which fields of other rows decide (Plan::computed_in()).
+        constexpr machine::Precision one_scale = machine::Precision::fp8_tensor;
+        const bool asked = value == one_scale || plan.experts() == one_scale || plan.head() == one_scale;
+        return std::tuple<machine::Precision, bool>(value, asked && plan.emulates(one_scale));
     } else if constexpr (as == As::value && same_member(field.member, &Plan::dispatcher)) { // and its levels
         const int inner = counts ? expert_inner(plan) : 0;
         return std::tuple<Dispatcher, int>(value, counts && inner < plan.ep ? inner : 0);

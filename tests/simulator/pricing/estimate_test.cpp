@@ -82,8 +82,8 @@ TEST_CASE("fast and event-driven agree on random plans with adapters: time withi
     CHECK(adapted > 0);
 }
 
-TEST_CASE(
-    "fast and event-driven agree on random plans with delayed scaling, which takes less time than current scaling") {
+TEST_CASE("fast and event-driven agree on random plans with delayed scaling, which computes for less time than current "
+          "scaling") {
     const std::uint64_t seed = seed_of_run();
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
     std::size_t delayed = 0;
@@ -105,7 +105,8 @@ TEST_CASE(
         worst = std::max(worst, std::abs(fast.step_seconds / full.step_seconds - 1.0));
         CHECK(std::abs(fast.step_seconds / full.step_seconds - 1.0) < 0.03);
         CHECK(std::abs(fast.memory_bytes / full.memory_bytes - 1.0) < 0.01);
-        CHECK(full.step_seconds < moe::replay::simulate(current, drawn.stack, false).estimate.step_seconds);
+        // A step may wait for gradients longer than it saves, and then for the reduction of magnitudes too.
+        CHECK(full.breakdown.compute < moe::replay::simulate(current, drawn.stack, false).estimate.breakdown.compute);
     }
     CHECK(delayed > draws(30) / 6); // the others are of stacks that run nothing, or refused
     MESSAGE(delayed, " plans, worst step time: ", 100.0 * worst, " %");
