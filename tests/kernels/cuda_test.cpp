@@ -19,8 +19,10 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -332,7 +334,9 @@ TEST_CASE("grouped products give the same bits every time, and the same result o
     }
 }
 
-int main(int argc, char** argv) {
+namespace {
+
+int tested(int argc, char** argv) {
     // A kernel that is loaded when it is first captured may need calls that a capture forbids. Who runs a case under
     // compute-sanitizer, which rewrites every kernel that is loaded, may ask for LAZY.
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
@@ -358,4 +362,15 @@ int main(int argc, char** argv) {
     }
     staged_plain() = false;
     return context.shouldExit() ? (passed ? 0 : 1) : report(options, passed);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return tested(argc, argv);
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "kernels_cuda_test: {}\n", error.what());
+        return 1;
+    }
 }
