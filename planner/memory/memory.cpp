@@ -297,6 +297,20 @@ MemoryPlan plan_memory(const program::Program& program, int micro_batches) {
     return plan;
 }
 
+namespace {
+
+void add_shared(std::vector<SegmentMemory::Shared>& list, const program::Tensor& tensor, bool backward) {
+    const auto same = std::find_if(list.begin(), list.end(), [&](const SegmentMemory::Shared& s) {
+        return s.backward == backward && s.dtype == tensor.dtype && s.rows == tensor.rows && s.cols == tensor.cols;
+    });
+    if (same == list.end())
+        list.push_back({tensor.dtype, tensor.rows, tensor.cols, aligned(tensor.bytes()), 1, backward});
+    else
+        ++same->count;
+}
+
+} // namespace
+
 SegmentMemory segment_memory(const program::Program& segment) {
     const std::vector<Use> use = uses(segment);
     SegmentMemory memory;
@@ -311,7 +325,10 @@ SegmentMemory segment_memory(const program::Program& segment) {
         for (auto& [id, life] : list) {
             for (const program::Bucket& b : segment.buckets)
                 if (b.whole_gradients == id && b.layer >= 0) life.first = 0;
-            if (segment.tensors[static_cast<std::size_t>(id)].chunk < 0) life = whole;
+            const program::Tensor& tensor = segment.tensors[static_cast<std::size_t>(id)];
+            if (tensor.chunk >= 0) continue;
+            life = whole;
+            add_shared(memory.shared, tensor, direction == 1);
         }
         return list;
     };

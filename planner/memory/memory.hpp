@@ -80,9 +80,17 @@ MemoryBreakdown memory_breakdown(const program::Program& program, const MemoryPl
 
 // Saved bytes and workspace peaks of a lowered segment (lower_segment), the terms of the closed form.
 struct SegmentMemory {
+    // A buffer that all layers of a stage share which have a tensor of its shape: those of offloaded activations.
+    struct Shared {
+        program::Dtype dtype;
+        std::int64_t rows, cols, bytes;
+        int count; // buffers of this shape
+        bool backward;
+    };
     std::int64_t saved = 0;   // one micro-batch
-    std::int64_t forward = 0; // peak of transients, forward
+    std::int64_t forward = 0; // peak of transients, forward, shared buffers included
     std::int64_t backward = 0;
+    std::vector<Shared> shared;
 };
 SegmentMemory segment_memory(const program::Program& segment);
 

@@ -56,22 +56,7 @@ SegmentCache::CostKey SegmentCache::cost_key(const plan::Plan& plan, SegmentId i
     return {{plan, id}, plan::PlanKey<plan::Subject::weights>(plan, parts_of(plan, id)), table, placements(plan)};
 }
 
-SegmentSize SegmentCache::size(const plan::Plan& plan, SegmentId id) {
-    // Rows are proportional to the tokens of a micro-batch; what is not (counts per expert) is the same in both. Only
-    // sizes that TP divides are played, so that no rounding is extrapolated.
-    if (plan.seq / plan.cp % plan.tp != 0) return lowered(plan, id, plan.mbs);
-    // Not so FSDP's weights beside them, nor what is offloaded, which depends on its size.
-    if (plan.reshards() || (plan.offload & plan::offload::activations) != 0) return lowered(plan, id, plan.mbs);
-    const SegmentSize& one = lowered(plan, id, 1);
-    if (plan.mbs == 1) return one;
-    const SegmentSize& two = lowered(plan, id, 2);
-    SegmentSize size = one;
-    const auto extend = [&plan](std::int64_t a, std::int64_t b) { return a + (b - a) * (plan.mbs - 1); };
-    size.memory = {extend(one.memory.saved, two.memory.saved), extend(one.memory.forward, two.memory.forward),
-                   extend(one.memory.backward, two.memory.backward)};
-    size.slots = extend(one.slots, two.slots);
-    return size;
-}
+const SegmentSize& SegmentCache::size(const plan::Plan& plan, SegmentId id) { return lowered(plan, id, plan.mbs); }
 
 const SegmentSize& SegmentCache::lowered(const plan::Plan& plan, SegmentId id, std::int64_t mbs) {
     plan::Plan small = plan;

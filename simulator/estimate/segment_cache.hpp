@@ -106,7 +106,7 @@ public:
 
     Placements placements(const plan::Plan& plan) const;
 
-    SegmentSize size(const plan::Plan& plan, SegmentId id);
+    const SegmentSize& size(const plan::Plan& plan, SegmentId id);
     const SegmentCost& cost(const plan::Plan& plan, SegmentId id);
     // EP overlap: a chunk's forward beside a chunk's backward. `player` must be of the plan.
     MergedTime merged(const plan::Plan& plan, MergedPlayer& player, const Segments& forward, const Segments& backward);

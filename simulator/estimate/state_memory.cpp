@@ -58,6 +58,41 @@ Buffers ends_of(SegmentCache& cache, const plan::Plan& plan, lower::SegmentKind 
 
 } // namespace
 
+namespace {
+
+// Adds what is not in the list yet.
+void join(std::vector<memory::SegmentMemory::Shared>& list, const memory::SegmentMemory::Shared& more) {
+    const auto same = std::find_if(list.begin(), list.end(), [&more](const memory::SegmentMemory::Shared& s) {
+        return s.backward == more.backward && s.dtype == more.dtype && s.rows == more.rows && s.cols == more.cols;
+    });
+    if (same == list.end())
+        list.push_back(more);
+    else
+        same->count = std::max(same->count, more.count);
+}
+
+void add(memory::SegmentMemory& memory, const std::vector<memory::SegmentMemory::Shared>& list, int times) {
+    for (const memory::SegmentMemory::Shared& s : list)
+        (s.backward ? memory.backward : memory.forward) += times * s.count * s.bytes;
+}
+
+} // namespace
+
+std::vector<memory::SegmentMemory> memory_beside_shared(SegmentCache& cache, const plan::Plan& plan,
+                                                        const Segments& segments) {
+    std::vector<memory::SegmentMemory> result;
+    std::vector<memory::SegmentMemory::Shared> all;
+    for (const auto& [id, times] : segments) {
+        result.push_back(cache.size(plan, id).memory);
+        for (const memory::SegmentMemory::Shared& s : result.back().shared) join(all, s);
+    }
+    for (memory::SegmentMemory& memory : result) {
+        add(memory, memory.shared, -1);
+        add(memory, all, 1);
+    }
+    return result;
+}
+
 ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, const Segments& segments) {
     std::vector<passes::BucketSize> places[2]; // users of either turn
     int place = 0, mtp = 0;
@@ -82,11 +117,14 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, co
     memory.workspace.backward =
         backward + table + std::max(even.staging, odd.staging) + 2 * plan.tokens_local() * plan.model->hidden;
     const auto raise = [](std::int64_t& height, std::int64_t to) { height = std::max(height, to); };
-    for (const auto& [id, times] : segments) {
-        const memory::SegmentMemory alone = cache.size(plan, id).memory;
+    const std::vector<memory::SegmentMemory> memories = memory_beside_shared(cache, plan, segments);
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        const SegmentId id = segments[i].first;
+        const memory::SegmentMemory& alone = memories[i];
         const Buffers own = largest_of(plan, buckets_of_layer(cache, plan, id));
         if (own.weights > 0) {
-            const std::int64_t around = backward + (id.kind == lower::SegmentKind::layer ? table : 0);
+            // Of several depths of MTP the last one's backward comes first.
+            const std::int64_t around = backward + (id.kind == lower::SegmentKind::layer || mtp > 1 ? table : 0);
             raise(memory.workspace.forward, alone.forward - own.weights + forward);
             raise(memory.workspace.backward, alone.backward - own.weights - own.gradients + around);
         } else { // The loss lies between the layers and MTP, or behind the last layer, whose weights are on their way.

@@ -3,6 +3,8 @@
 
 #include "simulator/estimate/segment_cache.hpp"
 
+#include <vector>
+
 namespace moe::estimate {
 
 // Bytes of the embedding table's gradient, as ranks that hold copies of the table pass it on when a step ends.
@@ -10,6 +12,10 @@ double passed_table_bytes(const plan::Plan& plan);
 
 // Weights and gradients of one bucket on one rank.
 double state_bytes(const plan::Plan& plan, const passes::BucketSize& bucket);
+
+// The memory of each of a stage's segments beside all buffers that its layers share, in the order of `segments`.
+std::vector<memory::SegmentMemory> memory_beside_shared(SegmentCache& cache, const plan::Plan& plan,
+                                                        const Segments& segments);
 
 // Peaks of the transient tensors of one chunk's templates.
 struct Workspace {

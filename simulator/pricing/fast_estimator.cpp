@@ -151,13 +151,17 @@ namespace {
 estimate::StageMemory stage_memory(estimate::SegmentCache& cache, const plan::Plan& plan,
                                    const estimate::StageShape& shape, estimate::SavedSegments& saved) {
     estimate::StageMemory m;
-    for (const auto& [id, count] : shape.segments) {
-        const estimate::SegmentSize segment = cache.size(plan, id);
-        if (segment.memory.saved > 0) saved.add(id.kind, count, segment.memory.saved);
-        m.workspace.forward = std::max(m.workspace.forward, segment.memory.forward);
-        m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
+    // The step in its place exchanges more rows, for which the engine has room from the start.
+    const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan);
+    const std::vector<memory::SegmentMemory> memories = estimate::memory_beside_shared(cache, plan, shape.segments);
+    for (std::size_t i = 0; i < shape.segments.size(); ++i) {
+        const auto& [id, count] = shape.segments[i];
+        const estimate::SegmentSize& segment = cache.size(plan, id);
+        if (memories[i].saved > 0) saved.add(id.kind, count, memories[i].saved);
+        m.workspace.forward = std::max(m.workspace.forward, memories[i].forward);
+        m.workspace.backward = std::max(m.workspace.backward, memories[i].backward);
         m.groups |= segment.groups;
-        m.slots = std::max(m.slots, segment.slots);
+        m.slots = std::max({m.slots, segment.slots, again ? cache.size(*again, id).slots : 0});
         if (segment.scaled > 0 && plan::group_size(plan, emit::groups::stage) > 1)
             m.groups |= estimate::group_bit(emit::groups::stage);
     }

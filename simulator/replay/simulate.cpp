@@ -7,6 +7,7 @@
 #include "planner/memory/retry_memory.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
+#include "planner/plan/overflow_retry.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/program.hpp"
 #include "planner/stack/stack.hpp"
@@ -114,7 +115,12 @@ program::Timeline timeline_of(const plan::Plan& plan, std::vector<RankRun>& runs
 void add_memory(Simulation& result, const std::shared_ptr<const program::Program>& program) {
     result.memory.push_back(memory::plan_memory_with_retry(result.planned, *program));
     result.held.push_back(memory::memory_breakdown(*program, result.memory.back()));
-    result.memory_bytes.push_back(rank_memory_bytes(result.planned, *program, result.memory.back().arena_bytes));
+    const std::int64_t arena = result.memory.back().arena_bytes;
+    double bytes = rank_memory_bytes(result.planned, *program, arena);
+    // The step in its place exchanges more rows, for which the engine has room from the start.
+    if (const std::optional<plan::Plan> again = plan::overflow_retry_plan(result.planned))
+        bytes = std::max(bytes, rank_memory_bytes(*again, lower::lower_unnamed(*again, program->pipeline_rank), arena));
+    result.memory_bytes.push_back(bytes);
     result.estimate.memory_bytes = std::max(result.estimate.memory_bytes, result.memory_bytes.back());
     result.estimate.host_bytes =
         std::max(result.estimate.host_bytes, static_cast<double>(result.memory.back().host_bytes));

@@ -71,12 +71,15 @@ StepOp quantize_matrices(const plan::Plan& plan, const BucketSize& b, double ele
 
 namespace {
 
+// What a bucket's update works in at its fullest: whole gradients are collected before they are spread, and what
+// Newton-Schulz works in comes behind that.
 std::int64_t muon_bytes(const program::Program& program, const program::Bucket& b) {
-    std::int64_t bytes = 0;
-    for (const program::TensorId id : {b.muon.collected, b.muon.updates, b.muon.work, b.muon.norm})
-        if (id != program::no_tensor)
-            bytes += (program.tensors[static_cast<std::size_t>(id)].bytes() + 255) / 256 * 256;
-    return bytes;
+    const auto bytes = [&program](program::TensorId id) {
+        return id == program::no_tensor ? 0 : (program.tensors[static_cast<std::size_t>(id)].bytes() + 255) / 256 * 256;
+    };
+    const std::int64_t collected = bytes(b.muon.collected), work = bytes(b.muon.work) + bytes(b.muon.norm);
+    if (b.muon.updates == program::no_tensor) return collected + work;
+    return bytes(b.muon.updates) + std::max(collected, work);
 }
 
 } // namespace
