@@ -1,4 +1,4 @@
-// Hardware profiles: reading, checking, resolving what depends on this machine, and writing.
+// Hardware profiles: reading, checking, and resolving what depends on this machine.
 #include "planner/machine/hardware.hpp"
 
 #include "planner/base/error.hpp"
@@ -8,13 +8,10 @@
 #include "planner/base/profile.hpp"
 #include "planner/base/schema.hpp"
 
-#include <nlohmann/json.hpp>
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <thread>
 #include <utility>
 
@@ -141,6 +138,22 @@ void read_tiles(const JsonObject& json, Hardware& hardware) {
     }
 }
 
+// The cards of a kind, each with a factor of every family that it was measured in.
+void read_cards(const JsonObject& json, Hardware& hardware) {
+    if (!json.has("cards")) return;
+    constexpr double most = 100.0; // times that one card is as slow as the mean
+    for (const JsonObject& card : json.objects("cards")) {
+        card.only({"measured_by", "factors"});
+        MeasuredCard& known = hardware.cards.emplace_back(MeasuredCard{card.string("measured_by"), {}});
+        const JsonObject factors = card.object("factors");
+        for (const std::string& family : factors.keys()) {
+            if (!hardware.measured.contains(family)) factors.refuse_value(family, "must name a family of \"measured\"");
+            known.factors[family] = factors.number(family, 1.0 / most, most);
+        }
+    }
+    if (hardware.cards.size() < 2) json.refuse_value("cards", "must hold two cards or more");
+}
+
 // Rows [members, bytes], or one number for any.
 std::map<int, double> read_by_members(const JsonObject& json, const std::string& key) {
     if (!json.is_array(key)) return {{2, json.number(key, 0.0, max_bytes)}};
@@ -226,26 +239,6 @@ double usual_capability(const Hardware& hardware) {
     return computes(Precision::fp8_tensor) || computes(Precision::fp8_blockwise) ? 9.0 : 8.0;
 }
 
-nlohmann::ordered_json by_members_json(const std::map<int, double>& bytes) {
-    auto rows = nlohmann::ordered_json::array();
-    for (const auto& [members, each] : bytes) rows.push_back({members, each});
-    return rows;
-}
-
-nlohmann::ordered_json communicators_json(const CommunicatorBytes& bytes) {
-    const std::map<int, double> any{{2, bytes.messages}};
-    if (bytes.first == 0.0 && bytes.collective == any && bytes.pairwise == any) return bytes.messages;
-    return {{"first", bytes.first},
-            {"first_pairwise", bytes.first_pairwise},
-            {"collective", by_members_json(bytes.collective)},
-            {"pairwise", by_members_json(bytes.pairwise)},
-            {"messages", bytes.messages}};
-}
-
-nlohmann::ordered_json link_json(const Link& link) {
-    return {{"bandwidth", link.bandwidth}, {"latency", link.latency}};
-}
-
 } // namespace
 
 double bytes_among(const std::map<int, double>& measured, int members) {
@@ -294,7 +287,8 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
                "measured",
                "measured_clocks",
                "product_tiles",
-               "measured_by"});
+               "measured_by",
+               "cards"});
     Hardware hardware;
     hardware.name = json.string("name");
     if (hardware.name.empty()) json.refuse_value("name", "must name the machine");
@@ -325,6 +319,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     read_measured(json, hardware);
     read_tiles(json, hardware);
     hardware.measured_by = json.string_or("measured_by", "");
+    read_cards(json, hardware);
     check(json, hardware);
     resolve_machine(hardware);
     hardware.json = to_json(hardware);
@@ -335,57 +330,6 @@ Hardware load_hardware(const std::string& name_or_path) {
     refuse_foreign(name_or_path);
     const ProfileFile file = find_profile(name_or_path, "hardware", "hardware", "");
     return hardware_from_json(read_file(file.path), file.path);
-}
-
-std::string to_json(const Hardware& hardware) {
-    nlohmann::ordered_json json;
-    json["schema"] = schema::hardware;
-    json["name"] = hardware.name;
-    if (hardware.cpu) {
-        json["cpu"] = true;
-        json["cores"] = hardware.cores;
-    } else {
-        json["vendor"] = hardware.vendor;
-        json["compute_capability"] = hardware.compute_capability;
-    }
-    if (hardware.sm_count > 0) json["sm_count"] = hardware.sm_count;
-    for (std::size_t i = 0; i < precision_names.size(); ++i) {
-        if (hardware.peak_flops[i] > 0.0) json["peak_flops"][precision_names[i]] = hardware.peak_flops[i];
-    }
-    json["memory_bytes"] = hardware.memory_bytes;
-    json["memory_bandwidth"] = hardware.memory_bandwidth;
-    json["nvlink_domain"] = hardware.nvlink_domain;
-    json["nvlink_domain_used"] = hardware.nvlink_domain_used;
-    json["gpus_per_node"] = hardware.gpus_per_node;
-    if (hardware.nvlink.bandwidth > 0.0) json["nvlink"] = link_json(hardware.nvlink);
-    if (hardware.pcie.bandwidth > 0.0) json["pcie"] = link_json(hardware.pcie);
-    if (hardware.nic.bandwidth > 0.0) json["nic"] = link_json(hardware.nic);
-    if (hardware.host.bandwidth > 0.0) json["host"] = link_json(hardware.host);
-    if (hardware.host_memory_bytes > 0.0) json["host_memory_bytes"] = hardware.host_memory_bytes;
-    json["context_bytes"] = hardware.context_bytes;
-    json["communicator_bytes"] = communicators_json(hardware.communicators);
-    json["default_stack"] = hardware.default_stack;
-    if (!hardware.like.empty()) json["like"] = hardware.like;
-    json["source"] = hardware.source;
-    for (const auto& [kind, calls] : hardware.measured) {
-        auto& rows = json["measured"][kind] = nlohmann::ordered_json::array();
-        for (const MeasuredCall& call : calls) {
-            auto& row = rows.emplace_back(nlohmann::ordered_json::array({call.work, call.seconds}));
-            for (const double side : call.sides) row.push_back(side);
-        }
-        if (std::none_of(calls.begin(), calls.end(), [](const MeasuredCall& call) { return call.clock_hz > 0.0; }))
-            continue;
-        auto& clocks = json["measured_clocks"][kind] = nlohmann::ordered_json::array();
-        for (const MeasuredCall& call : calls) clocks.push_back(std::round(call.clock_hz / 1e5) / 10.0);
-    }
-    for (const auto& [family, tiles] : hardware.product_tiles) {
-        auto& rows = json["product_tiles"][family] = nlohmann::ordered_json::array();
-        for (const ProductTile& t : tiles)
-            rows.push_back(
-                {t.multiprocessors, t.down, t.across, t.depth, t.step_cycles, t.tile_cycles, t.swapped ? 1 : 0});
-    }
-    if (!hardware.measured_by.empty()) json["measured_by"] = hardware.measured_by;
-    return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 } // namespace moe::machine

@@ -38,6 +38,12 @@ struct ProductTile {
     bool operator==(const ProductTile&) const = default;
 };
 
+// One of the cards whose calls a profile of their kind is the mean of (calibrate --merge).
+struct MeasuredCard {
+    std::string measured_by;               // as of its own profile
+    std::map<std::string, double> factors; // by family: its seconds over those of the profile, geometric mean
+};
+
 // Bytes that a communicator takes of a member's device at most: one for collectives alone and one whose members also
 // send to each other, by how many members were measured; one for messages of a pipeline, between two. The first of a
 // rank takes so much more, and so does the first whose members send. Under published stacks every group counts as one
@@ -74,7 +80,8 @@ struct Hardware {
     std::map<std::string, std::vector<MeasuredCall>> measured;
     std::map<std::string, std::vector<ProductTile>> product_tiles; // by families of `measured`, where they are known
     std::string measured_by;                                       // date, machine and command of the measurement
-    std::string json; // the file as read, so that a plan can carry its hardware
+    std::vector<MeasuredCard> cards; // of a kind, two or more; empty for profiles of one card
+    std::string json;                // the file as read, so that a plan can carry its hardware
 };
 
 Hardware hardware_from_json(const std::string& text, const std::string& place);

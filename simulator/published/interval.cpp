@@ -13,11 +13,13 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <string_view>
 
 namespace moe::published {
 namespace {
 
-constexpr const char* measured_system = "cpu"; // rows of machines that were calibrated just before
+constexpr const char* measured_system = "cpu";            // rows of machines that were calibrated just before
+constexpr std::string_view measured_ending = "-measured"; // of the names of calibrated GPUs
 
 struct Weighted {
     double value, weight;
@@ -83,11 +85,13 @@ std::vector<const Residual*> of_kind(const std::vector<Residual>& residuals, con
     return rows;
 }
 
-// The name of the rows' system whose profile the plan's hardware is; the profile's own name when there is none.
+// The name of the rows' system whose profile the plan's hardware is, calibrated or not; the profile's own name when
+// there is none.
 std::string system_of(const machine::Hardware& hardware, const std::vector<const Residual*>& rows) {
     if (hardware.cpu) return measured_system;
+    const std::string name = hardware.name.substr(0, hardware.name.rfind(measured_ending));
     for (const Residual* r : rows)
-        if (hardware_profile_of(r->system) == hardware.name) return r->system;
+        if (hardware_profile_of(r->system) == name) return r->system;
     return hardware.name;
 }
 
@@ -110,10 +114,23 @@ std::vector<Residual> residuals_from_json(const std::string& text, const std::st
     return residuals;
 }
 
+namespace {
+
+// True where the profile holds what its machine was calibrated for: calls of one device, and calls among as many GPUs.
+bool calibrated_for(const machine::Hardware& hardware, int gpus) {
+    if (hardware.cpu || gpus == 1) return !hardware.measured.empty();
+    const std::string among = fmt::format(".x{}", gpus);
+    return std::any_of(hardware.measured.begin(), hardware.measured.end(),
+                       [&among](const auto& family) { return family.first.ends_with(among); });
+}
+
+} // namespace
+
 std::vector<Residual> load_residuals(const plan::Plan& plan, bool executable) {
-    const bool measured = executable && plan.hardware->cpu && !plan.hardware->measured.empty();
-    if (executable && !measured) return {};
-    const std::string path = profiles_folder() + (measured ? "/measured/cpu-residuals.json" : "/runs/residuals.json");
+    if (executable && !calibrated_for(*plan.hardware, plan.gpus)) return {};
+    const std::string path = profiles_folder() + (!executable          ? "/runs/residuals.json"
+                                                  : plan.hardware->cpu ? "/measured/cpu-residuals.json"
+                                                                       : "/measured/gpu-residuals.json");
     if (!std::filesystem::exists(path)) return {};
     return residuals_from_json(read_file(path), path);
 }

@@ -24,8 +24,10 @@ struct Residual {
 // other fields are ignored.
 // Throws Error (bad_input).
 std::vector<Residual> residuals_from_json(const std::string& text, const std::string& place);
-// profiles/runs/residuals.json for published stacks; for the executable stack on a calibrated CPU profile the residuals
-// measured with tools/bench/predictions, profiles/measured/cpu-residuals.json; else none.
+// profiles/runs/residuals.json for published stacks. For the executable stack on a calibrated machine: on a CPU
+// profiles/measured/cpu-residuals.json, measured with tools/bench/predictions; on a GPU
+// profiles/measured/gpu-residuals.json, of cards that were not calibrated (tools/bench/cards.py), for plans on one GPU
+// and on as many as calls among GPUs were measured of. Else none.
 std::vector<Residual> load_residuals(const plan::Plan& plan, bool executable);
 
 // Bounds of log(predicted / true).

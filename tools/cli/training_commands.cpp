@@ -176,6 +176,9 @@ void add_calibrate(CLI::App& app, CalibrateOptions& o) {
         "the profile to add to (default: that of the first run's plan)");
     add(verb, "--runs", o.runs, "DIR",
         "RUN_DIR.. of execute: what their ops took joins the profile, and nothing is measured now");
+    add(verb, "--merge", o.merge, "FILE",
+        "profiles of single cards, two or more: writes one of their kind, whose calls are the means over the cards, "
+        "and measures nothing");
     add(verb, "--anchor", o.anchors, "FILE",
         "RUNS.csv or PLAN.json:LOG of the engine's own log, one to ten runs: with --stack, writes a stack whose "
         "coefficients have seen them, and nothing is measured now");

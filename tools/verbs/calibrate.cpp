@@ -10,6 +10,7 @@
 #include "planner/machine/gpu_properties.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/op.hpp"
+#include "tools/calibrate/merged_cards.hpp"
 #include "tools/calibrate/overlap_calibration.hpp"
 #include "tools/calibrate/profile_update.hpp"
 #include "tools/print/console.hpp"
@@ -18,6 +19,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -176,6 +178,36 @@ void feed_back(const CalibrateOptions& options) {
     print_next(console, options);
 }
 
+// The least and the largest factor of a card over the families that it shares, as what it takes longer.
+std::string span_text(const machine::MeasuredCard& card) {
+    std::vector<double> factors;
+    for (const auto& [family, factor] : card.factors) factors.push_back(factor);
+    std::sort(factors.begin(), factors.end());
+    const auto longer = [&factors](double share) {
+        return fmt::format(
+            "{:+.1f} %",
+            100.0 * (factors[static_cast<std::size_t>(share * static_cast<double>(factors.size() - 1))] - 1.0));
+    };
+    return fmt::format("{} in the middle of its op kinds, {} to {} in most", longer(0.5), longer(0.1), longer(0.9));
+}
+
+void merge(const CalibrateOptions& options) {
+    for (const auto& [said, name] :
+         {std::pair{options.gpus != 0, "--gpus"}, {!options.from.empty(), "--from"}, {!options.runs.empty(), "--runs"}})
+        if (said) refuse("--merge: measures nothing: leave {} out", name);
+    machine::Hardware kind = merged_cards(options.merge);
+    kind.measured_by = fmt::format("{}, the mean of {} cards, moe-plan calibrate --merge", today(), kind.cards.size());
+    const std::string profile = machine::to_json(kind);
+    write_file(options.out, profile);
+    if (options.json) return print(profile);
+    Console console(options);
+    console.say("{}: {} of {} cards", options.out, calls_text(kind.measured), kind.cards.size());
+    for (std::size_t card = 0; card < kind.cards.size(); ++card)
+        console.say("{}: {}", options.merge[card], span_text(kind.cards[card]));
+    if (console.verbose()) console.table(calls_table(kind.measured));
+    print_next(console, options);
+}
+
 void print_communicators(Console& console, const machine::CommunicatorBytes& taken) {
     for (const auto& [members, bytes] : taken.collective)
         console.say("A communicator of {} takes {:.0f} MiB of a GPU, {:.0f} where members send to each other", members,
@@ -208,6 +240,7 @@ void calibrate_verb(const CalibrateOptions& options) {
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     if (!options.anchors.empty() || !options.stack.empty()) return calibrate_anchors(options);
+    if (!options.merge.empty()) return merge(options);
     if (!options.runs.empty()) return feed_back(options);
     // Another process counts the GPUs, because this one must not have begun to use a GPU when its trainings are
     // (engine/base/run_in_subprocess.hpp).

@@ -112,10 +112,11 @@ Table moved_table(const Anchoring& anchoring) {
 void calibrate_anchors(const CalibrateOptions& options) {
     if (options.anchors.empty()) refuse("--stack {}: is for --anchor: name runs, or leave it out", options.stack);
     if (options.stack.empty()) refuse("--anchor: name the stack that was run with --stack");
-    if (!options.runs.empty() || !options.from.empty() || options.gpus != 0)
-        refuse("--anchor: measures nothing: leave {} out", !options.runs.empty()   ? "--runs"
-                                                           : !options.from.empty() ? "--from"
-                                                                                   : "--gpus");
+    if (!options.runs.empty() || !options.merge.empty() || !options.from.empty() || options.gpus != 0)
+        refuse("--anchor: measures nothing: leave {} out", !options.runs.empty()    ? "--runs"
+                                                           : !options.merge.empty() ? "--merge"
+                                                           : !options.from.empty()  ? "--from"
+                                                                                    : "--gpus");
     if (!options.out.ends_with(".json")) refuse("--out {}: a stack's file must end with .json", options.out);
     Console console(options);
     const std::vector<MeasuredPlan> runs = runs_of(options, console);

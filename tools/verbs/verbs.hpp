@@ -153,7 +153,8 @@ struct CalibrateOptions : OutputOptions {
     int gpus = 0; // of this machine, 0 = all
     // A profile measured on one such GPU: only what lies between GPUs is measured. With runs: what they are added to.
     std::string from;
-    std::vector<std::string> runs; // folders of execute: nothing else is measured
+    std::vector<std::string> runs;  // folders of execute: nothing else is measured
+    std::vector<std::string> merge; // profiles of single cards, written as one of their kind: nothing is measured
     // The user's own runs of another engine, as CSV files and as PLAN.json:LOG: they move the coefficients of `stack`,
     // which is written as a file; nothing is measured.
     std::vector<std::string> anchors;

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
+#include <tuple>
 
 namespace {
 
@@ -188,6 +189,27 @@ TEST_CASE("interval: stored residuals name systems that have profiles and famili
     plan::Plan ours = plan_on("Qwen3-30B-A3B", "h100");
     CHECK(published::load_residuals(ours, true)
               .empty()); // the executable stack's GPU rates are not measured against plans
+    // Calibrated GPUs: on one, and on as many as communication was measured among.
+    for (const auto& [hardware, gpus, known] : {std::tuple{"h100-measured", 1, true},
+                                                {"h100-measured", 2, false},
+                                                {"h200-measured", 2, true},
+                                                {"h200-measured", 64, false}}) {
+        CAPTURE(hardware);
+        CAPTURE(gpus);
+        plan::Plan card = plan_on("Qwen3-30B-A3B", hardware);
+        card.gpus = gpus;
+        const std::vector<published::Residual> rows = published::load_residuals(card, true);
+        CHECK(rows.empty() == !known);
+        if (!known) continue;
+        const published::IntervalResult result = published::interval_of(card, estimate, rows);
+        REQUIRE(result.interval);
+        CHECK(!result.interval->new_family);
+        CHECK(!result.interval->new_system);
+        CHECK(result.interval->low < 99.0);
+        CHECK(result.interval->low > 90.0);
+        CHECK(result.interval->high > 101.0);
+        CHECK(result.interval->high < 110.0);
+    }
     ours = plan_on("tiny-qwen3-moe", "cpu-local");
     machine::Hardware calibrated = *ours.hardware;
     CHECK(published::load_residuals(ours, true).empty());

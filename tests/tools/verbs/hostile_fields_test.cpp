@@ -216,6 +216,10 @@ TEST_CASE("hostile fields: machines") {
         for (const auto& [family, rows] : small["product_tiles"].items())
             if (!small["measured"].contains(family))
                 small["measured"][family] = Json::array({Json::array({1e12, 1e-3})});
+    small.erase("measured_clocks");
+    small["cards"] = Json::array();
+    for (const char* card : {"one", "another"})
+        small["cards"].push_back({{"measured_by", card}, {"factors", {{small["measured"].begin().key(), 1.01}}}});
     for (const Json& json : {small, Json::parse(profiles_file("hardware/cpu-local.json")),
                              Json::parse(profiles_file("hardware/rtx-5090.json"))})
         check(

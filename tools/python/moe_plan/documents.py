@@ -305,6 +305,17 @@ class HardwareCommunicatorBytes(Document):
 
 
 @dataclass(kw_only=True, repr=False)
+class HardwareCard(Document):
+    """One card"""
+
+    measured_by: str
+    """Date, machine and command of its measurement"""
+
+    factors: dict[str, float]
+    """By family of `measured`: what the card takes over the mean of all"""
+
+
+@dataclass(kw_only=True, repr=False)
 class Hardware(Document):
     """A machine to plan for: one accelerator, its node, its links, and what was measured on it."""
 
@@ -389,6 +400,9 @@ class Hardware(Document):
 
     measured_by: str | None = None
     """Date, machine and command of the measurement"""
+
+    cards: list[HardwareCard] | None = None
+    """Cards of one kind whose calls are averaged in `measured`; absent in profiles of one card"""
 
 
 @dataclass(kw_only=True, repr=False)
