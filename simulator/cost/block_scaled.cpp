@@ -17,24 +17,18 @@ double rate_of(const stack::StackCosts& costs, const plan::Plan& plan, machine::
     return plan.hardware->peak_flops[i] * costs.gemm[i] * costs.clock;
 }
 
-// bf16: another product.
-machine::Precision format_of(const stack::StackCosts& costs, const plan::Plan& plan, const program::Op& op,
-                             const program::Program& program) {
+} // namespace
+
+machine::Precision block_scaled_format(const stack::StackCosts& costs, const plan::Plan& plan, const program::Op& op,
+                                       const program::Program& program) {
     if (op.kind != program::OpKind::gemm || !plan::scales_blocks(plan)) return machine::Precision::bf16;
     const machine::Precision format = program::block_format(op, program);
     return rate_of(costs, plan, format) > 0.0 ? format : machine::Precision::bf16;
 }
 
-} // namespace
-
-bool block_scaled(const stack::StackCosts& costs, const plan::Plan& plan, const program::Op& op,
-                  const program::Program& program) {
-    return format_of(costs, plan, op, program) != machine::Precision::bf16;
-}
-
 double block_scaled_seconds(const Rates& rates, const plan::Plan& plan, const program::Op& op,
                             const program::Program& program) {
-    const machine::Precision format = format_of(*rates.costs, plan, op, program);
+    const machine::Precision format = block_scaled_format(*rates.costs, plan, op, program);
     if (format == machine::Precision::bf16) return 0.0;
     const auto& g = std::get<program::GemmAttr>(op.attr);
     const auto m = static_cast<double>(g.m), n = static_cast<double>(g.n), k = static_cast<double>(g.k);

@@ -41,16 +41,16 @@ std::map<program::Phase, Count> products(const plan::Plan& plan, machine::Precis
     const program::Program program = lower::lower(plan, 0);
     const program::BlockProducts found(program);
     std::map<program::Phase, Count> out;
-    for (const program::Template& part : program.templates)
-        for (const program::Op& op : part.ops) {
-            const machine::Precision in = found.of(op);
-            const bool layer = op.module == program::Module::attn_in || op.module == program::Module::attn_out;
-            CHECK((in == machine::Precision::bf16 || (in == format && layer)));
-            if (op.kind != program::OpKind::gemm || !layer) continue;
-            Count& count = out[op.phase];
-            ++count.all;
-            count.blocks += in == format ? 1 : 0;
-        }
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
+        const program::Op& op = walk.op();
+        const machine::Precision in = found.of(op);
+        const bool layer = op.module == program::Module::attn_in || op.module == program::Module::attn_out;
+        CHECK((in == machine::Precision::bf16 || (in == format && layer)));
+        if (op.kind != program::OpKind::gemm || !layer) continue;
+        Count& count = out[op.phase];
+        ++count.all;
+        count.blocks += in == format ? 1 : 0;
+    }
     return out;
 }
 
