@@ -1,6 +1,6 @@
 // Packing of rounded operands for block-scaled tensor cores: codes times scales are the rounded values to the bit, and
 // scales lie where the library looks for them.
-#include "tests/kernels/block_scaled.hpp"
+#include "tests/kernels/packed_bytes.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,8 +2,8 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "tests/kernels/block_scaled.hpp"
 #include "tests/kernels/case.hpp"
+#include "tests/kernels/packed_bytes.hpp"
 
 #include <algorithm>
 #include <chrono>

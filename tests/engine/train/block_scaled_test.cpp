@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <utility>
 
 using namespace moe;
 
@@ -55,21 +56,18 @@ int products_of(const plan::Plan& plan) {
 TEST_CASE("block-scaled: products of whole blocks take the back end's path, of operands that pack without loss") {
     ops::Backend scaling = backends::cpu_backend();
     scaling.block_scaled_gemm = multiply;
-    for (const char* kind : {"qwen3", "deepseek3"}) {
-        for (const char* precision : {"mxfp8", "nvfp4"}) {
-            CAPTURE(kind);
-            CAPTURE(precision);
-            const plan::Plan plan = small_plan(
-                wide_model(kind), 1,
-                {{"precision", precision}, {"head_precision", precision}, {"balance", "forced"}, {"recompute", "full"}},
-                {32, 4});
-            calls = wrong = 0;
-            const Trained got = train_three(plan, 1, &scaling), want = train_three(plan);
-            CHECK(calls == 3 * products_of(plan));
-            CHECK(calls > 0);
-            CHECK(wrong == 0);
-            CHECK(got.losses == want.losses);
-            CHECK(got.weights == want.weights);
-        }
+    for (const auto& [kind, precision] : {std::pair{"qwen3", "nvfp4"}, {"deepseek3", "mxfp8"}}) {
+        CAPTURE(kind);
+        const plan::Plan plan = small_plan(
+            wide_model(kind), 1,
+            {{"precision", precision}, {"head_precision", precision}, {"balance", "forced"}, {"recompute", "full"}},
+            {32, 4});
+        calls = wrong = 0;
+        const Trained got = train_three(plan, 1, &scaling), want = train_three(plan);
+        CHECK(calls == 3 * products_of(plan));
+        CHECK(calls > 0);
+        CHECK(wrong == 0);
+        CHECK(got.losses == want.losses);
+        CHECK(got.weights == want.weights);
     }
 }
