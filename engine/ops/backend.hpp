@@ -18,6 +18,9 @@ namespace moe::ops {
 inline constexpr std::size_t op_kind_count = static_cast<std::size_t>(program::OpKind::copy_from_host) + 1;
 
 struct OpContext;
+// C (+)= op(A) op(B) of BF16 operands that hold values of `format` in whole blocks of the contracted index; false, with
+// nothing done, where it does not take them.
+using BlockScaledGemm = bool (*)(RoundFormat format, const GemmShape& shape, Src a, Src b, Dst c, void* stream);
 using OpFunction = void (*)(const OpContext& context);
 
 struct Backend {
@@ -36,6 +39,9 @@ struct Backend {
     // Tells whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do
     // not.
     bool (*tiled)() = nullptr;
+    // Products on tensor cores that scale blocks (cuda_block_scaled_gemm()); null: the device has none, and operands
+    // that are rounded to mxfp8 and nvfp4 are multiplied in BF16.
+    BlockScaledGemm block_scaled_gemm = nullptr;
     bool can_replay = false;                       // whether steps, and parts of them, can be replayed: cuda_graph
     bool tells_logits = false;                     // whether attention tells its heads' largest logits: QK-clip
     bool tells_picked_logits = false;              // and over keys that an indexer picks

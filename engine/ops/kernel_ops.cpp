@@ -131,6 +131,9 @@ void gemm(const OpContext& c) {
     if (is_columns(c, 0)) return fp8_wgrad(c, 0, 0, shape);
     if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * (a.ldc != 0 ? a.ldc : a.n);
     if (a.batch > 1) return c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream); // one for every head
+    if (c.block_scaled_gemm != nullptr &&
+        c.block_scaled_gemm(c.block_format, shape, src(c, 0), src(c, 1), dst(c, 0), c.stream))
+        return;
     shape.m /= a.runs;
     for (std::int64_t run = 0; run < a.runs; ++run) {
         if (is_fp8(c, 0))

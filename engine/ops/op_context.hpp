@@ -41,6 +41,10 @@ struct OpContext {
     std::span<const ShardPart> parts = {};
     float* largest_logits = nullptr; // of the op's heads, for attention (AttentionShape::largest); null: nobody asks
 
+    // Of a product of whole blocks (program::block_format()): Backend::block_scaled_gemm and their format; else null.
+    bool (*block_scaled_gemm)(RoundFormat, const GemmShape&, Src, Src, Dst, void*) = nullptr;
+    RoundFormat block_format = RoundFormat::mxfp8;
+
     // Shape and dtype of an operand; only for operands that are present.
     const program::Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }
     const program::Tensor& output(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.out[i])]; }

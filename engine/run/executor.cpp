@@ -40,6 +40,7 @@ Executor::Executor(const program::Program& program, const device::Arena& arena, 
     for (const program::Bucket& bucket : program.buckets)
         bucket_offset_.push_back(
             bucket.group_size > 1 ? mesh.index(bucket.group, rank) * (bucket.elements / bucket.group_size) : 0);
+    if (backend.block_scaled_gemm != nullptr) blocks_.emplace(program);
     std::size_t in = 0, out = 0;
     for (const program::Template& ops : program.templates)
         for (const program::Op& op : ops.ops) {
@@ -265,6 +266,10 @@ void Executor::run(const program::OpWalk& at, void* stream, bool boxes) {
         if (!parts_.empty()) context.parts = parts_[bucket];
     }
     if (watches_logits_ && op.kind == program::OpKind::attention) context.largest_logits = logits_of(op);
+    if (const auto format = blocks_ ? blocks_->of(op) : machine::Precision::bf16; format != machine::Precision::bf16) {
+        context.block_scaled_gemm = backend_.block_scaled_gemm;
+        context.block_format = format == machine::Precision::mxfp8 ? RoundFormat::mxfp8 : RoundFormat::nvfp4;
+    }
     function(context);
 }
 

@@ -9,6 +9,7 @@
 #include "engine/run/recorder.hpp"
 #include "engine/run/stamps.hpp"
 #include "engine/run/watchdog.hpp"
+#include "planner/program/block_products.hpp"
 #include "planner/program/program.hpp"
 
 #include <array>
@@ -93,6 +94,7 @@ private:
     void fetch_logits();
 
     const program::Program& program_;
+    std::optional<program::BlockProducts> blocks_; // where Backend::block_scaled_gemm takes them
     const device::Arena& arena_;
     const ops::Backend& backend_;
     comm::Communicator& communicator_;

@@ -53,6 +53,7 @@ struct Shape {
     int align_a, align_b, align_d;
     int batch = 1;
     std::int64_t a_step = 0, b_step = 0, d_step = 0;
+    bool block_scaled = false; // scales of BlockScaledProduct; its alpha and beta lie on the device
     auto operator<=>(const Shape&) const = default;
 };
 
@@ -134,6 +135,7 @@ public:
     }
 
     const std::string& about() const { return about_; }
+    bool is_open() const { return handle_ != nullptr; }
 
     // False where the products are none that the library takes.
     bool multiply(const Product& p, cudaStream_t stream) {
@@ -220,6 +222,23 @@ public:
         return true;
     }
 
+    bool takes(const BlockScaledProduct& p, cudaStream_t stream) {
+        if (handle_ == nullptr) return false;
+        const std::lock_guard<std::mutex> lock(guard_);
+        if (owner_ == nullptr) owner_ = stream;
+        return owner_ == stream && choice_of(shape_of(p)).found;
+    }
+    bool multiply(const BlockScaledProduct& p, cudaStream_t stream) {
+        if (!takes(p, stream)) return false;
+        const std::lock_guard<std::mutex> lock(guard_);
+        const Shape shape = shape_of(p);
+        const Choice& choice = choice_of(shape);
+        set(choice.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
+        set(choice.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
+        multiply(shape, choice, p.b, p.a, p.c.data, stream, p.scalars);
+        return true;
+    }
+
     void forget(cudaStream_t stream) {
         const std::lock_guard<std::mutex> lock(guard_);
         if (owner_ == stream) owner_ = nullptr;
@@ -231,10 +250,20 @@ private:
         if (fresh) at->second = choose(shape);
         return at->second;
     }
-    // Operands in the library's order.
-    void multiply(const Shape& s, const Choice& choice, const void* a, const void* b, void* d, cudaStream_t stream) {
-        const float one = 1.0f, beta = s.accumulate ? 1.0f : 0.0f;
-        check_library(f_.matmul(handle_, choice.product, &one, a, choice.a, b, choice.b, &beta, d, choice.d, d,
+    // Of the stream that owns the workspace.
+    static Shape shape_of(const BlockScaledProduct& p) {
+        const cudaDataType_t type = p.fp4 ? CUDA_R_4F_E2M1 : CUDA_R_8F_E4M3;
+        Shape s{p.n,  p.rows, p.k,  p.k, p.k, p.ldc, true, false, false, p.c.type == Type::f32,
+                true, type,   type, 16,  16,  16};
+        s.block_scaled = true;
+        return s;
+    }
+    // Operands in the library's order; alpha and beta from the device where `scalars` are given.
+    void multiply(const Shape& s, const Choice& choice, const void* a, const void* b, void* d, cudaStream_t stream,
+                  const float* scalars = nullptr) {
+        const float host[2] = {1.0f, s.accumulate ? 1.0f : 0.0f};
+        const float* const alpha = scalars != nullptr ? scalars : host;
+        check_library(f_.matmul(handle_, choice.product, alpha, a, choice.a, b, choice.b, alpha + 1, d, choice.d, d,
                                 choice.d, &choice.algorithm, s.with_workspace ? workspace_ : nullptr,
                                 s.with_workspace ? workspace_bytes : 0, stream),
                       "a product");
@@ -269,10 +298,15 @@ private:
         check_library(f_.desc_create(&c.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
         set(c.product, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(c.product, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-        if (s.type == CUDA_R_8F_E4M3) {
+        if (s.type == CUDA_R_8F_E4M3 || s.type == CUDA_R_4F_E2M1) {
+            const auto blocks = s.type == CUDA_R_4F_E2M1 ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3
+                                                         : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
             set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
-                std::int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F});
-            set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, std::int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F});
+                std::int32_t{s.block_scaled ? blocks : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F});
+            set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
+                std::int32_t{s.block_scaled ? blocks : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F});
+            if (s.block_scaled)
+                set(c.product, CUBLASLT_MATMUL_DESC_POINTER_MODE, std::int32_t{CUBLASLT_POINTER_MODE_DEVICE});
             set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(workspace_)); // any address
             set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(workspace_));
         }
@@ -332,6 +366,9 @@ Library& library() {
 
 bool library_gemm(const Product& p, cudaStream_t stream) { return library().multiply(p, stream); }
 bool library_gemm(const ScaledProduct& p, cudaStream_t stream) { return library().multiply(p, stream); }
+bool library_takes(const BlockScaledProduct& p, cudaStream_t stream) { return library().takes(p, stream); }
+bool library_gemm(const BlockScaledProduct& p, cudaStream_t stream) { return library().multiply(p, stream); }
+bool library_is_open() { return library().is_open(); }
 void forget_gemm_stream(void* stream) {
     const std::lock_guard<std::mutex> lock(libraries().guard);
     for (const auto& [device, opened] : libraries().opened) opened->forget(static_cast<cudaStream_t>(stream));

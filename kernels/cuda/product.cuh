@@ -91,6 +91,21 @@ struct ScaledProduct {
     bool e5m2 = false; // A is E5M2
 };
 bool library_gemm(const ScaledProduct& product, cudaStream_t stream);
+
+// C[rows, n] (+)= scalars[0] * A[rows, k] B[n, k]^T of packed operands (kernels/block_scaled.hpp): E4M3 with UE8M0, or
+// E2M1 with UE4M3. scalars[1], beside it on the device, is 1 where C is added to, else 0.
+struct BlockScaledProduct {
+    std::int64_t rows = 0, n = 0, k = 0, ldc = 0;
+    bool fp4 = false;
+    const std::uint8_t *a = nullptr, *b = nullptr, *a_scale = nullptr, *b_scale = nullptr;
+    const float* scalars = nullptr;
+    Dst c;
+};
+// Whether the library has such a product of these sizes, for what this stream may use; operands are not read.
+bool library_takes(const BlockScaledProduct& product, cudaStream_t stream);
+bool library_gemm(const BlockScaledProduct& product, cudaStream_t stream);
+bool library_is_open();
+
 // A product of FP32 and BF16 by the same library, the FP32 operand in two parts; false where that is not one.
 bool split_gemm(const Product& p, cudaStream_t stream);
 

@@ -3,6 +3,7 @@
 
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/block_scaling.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/stack_traits.hpp"
@@ -148,7 +149,8 @@ double library_memory(const plan::Plan& plan) {
     // (profiles/measured/h200-2026-11-21-check).
     constexpr double copying = 7 << 20;
     const bool copies = plan.offload != 0 && plan::stack_traits(plan).counts_first_copy && !plan.hardware->cpu;
-    return plan.hardware->context_bytes + scratch + (copies ? copying : 0.0) + dispatcher_memory(plan);
+    const double packed = plan::scales_blocks(plan) ? static_cast<double>(plan::block_scaled_scratch) : 0.0;
+    return plan.hardware->context_bytes + scratch + packed + (copies ? copying : 0.0) + dispatcher_memory(plan);
 }
 
 } // namespace moe::memory

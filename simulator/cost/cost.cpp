@@ -1,6 +1,7 @@
 // Chooses the formula of an op: measured calls where the hardware has them, else physics.
 #include "simulator/cost/cost.hpp"
 #include "simulator/cost/alignment.hpp"
+#include "simulator/cost/block_scaled.hpp"
 
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
@@ -121,6 +122,7 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     Rates rates{&hardware, &stack_.costs, 1.0 - taken, kernels_by_expert(plan_, stack_, op)};
     const bool fused = on_routed_rows(op) && stack::fuses_experts(plan_, stack_);
     rates.quantize_share = stack_.costs.quantize_share * (fused ? stack_.costs.fused_quantize_share : 1.0);
+    if (const double s = block_scaled_seconds(rates, plan_, op, program); s > 0.0) return s;
     if (const auto* gemm = std::get_if<program::GemmAttr>(&op.attr)) {
         const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program)) /
                             alignment_slowdown(stack_.costs, op, program);
@@ -350,7 +352,7 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
     const program::PeerAttr* peer = std::get_if<program::PeerAttr>(&op.attr);
     const bool to_myself =
         op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
-    if (!hardware.measured.empty()) {
+    if (!hardware.measured.empty() && !block_scaled(stack_.costs, plan_, op, program)) {
         const program::CostPoint at = program::cost_point(op, program);
         const MeasuredFamily* family = machine_.measured.find(at);
         if (family != nullptr) // measured on whole rows

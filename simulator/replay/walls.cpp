@@ -6,6 +6,7 @@
 #include "planner/program/program.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/cost/alignment.hpp"
+#include "simulator/cost/block_scaled.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
@@ -65,13 +66,17 @@ const char* class_of(program::OpKind kind) {
     }
 }
 
-double ideal_seconds(const plan::Plan& plan, const program::Op& op, const program::Program& program) {
+double ideal_seconds(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op,
+                     const program::Program& program) {
     const machine::Hardware& hardware = *plan.hardware;
     const bool copies = op.kind == program::OpKind::copy_to_host || op.kind == program::OpKind::copy_from_host ||
                         op.kind == program::OpKind::adamw_on_host;
     if (copies && !hardware.cpu) return op.bytes / std::max(1.0, hardware.host.bandwidth);
     const bool product = op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm;
-    const machine::Precision precision = product ? cost::gemm_precision(op, program) : plan.core_attention();
+    const machine::Precision precision = !product ? plan.core_attention()
+                                         : cost::block_scaled(stack.costs, plan, op, program)
+                                             ? cost::block_scaled_format(stack.costs, plan, op, program)
+                                             : cost::gemm_precision(op, program);
     const double peak = hardware.peak_flops[static_cast<std::size_t>(precision)];
     const double compute = peak > 0.0 ? op.flops / peak : 0.0;
     return std::max(compute, hardware.memory_bandwidth > 0.0 ? op.bytes / hardware.memory_bandwidth : 0.0);
@@ -111,7 +116,7 @@ void add_rows(const plan::Plan& plan, const stack::Stack& stack, const Simulatio
             ++walls.unaligned;
             walls.unaligned_seconds += row.busy * (1.0 - 1.0 / cost::alignment_slowdown(stack.costs, op, program));
         }
-        wall.ideal += ideal_seconds(plan, op, program);
+        wall.ideal += ideal_seconds(plan, stack, op, program);
         if (row.phase == program::Phase::recompute) wall.repeated += row.busy;
         ++wall.ops;
     }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "tests/kernels/case.hpp"
+#include "tests/kernels/packed_bytes.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -43,6 +44,7 @@ void time_all(std::vector<Case> (*family)(), std::string_view part) {
 } // namespace
 
 const moe::Kernels& moe::test::table() { return moe::cpu_kernels(); }
+moe::test::PackedBytes moe::test::packed(const moe::BlockShape& s, const Tensor& x) { return packed_by_host(s, x); }
 
 int main(int argc, char** argv) {
     std::string why;

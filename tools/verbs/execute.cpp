@@ -1,10 +1,12 @@
 // The verb execute: trains with exactly the given plan and keeps what compare needs.
+#include "engine/backends/backends.hpp"
 #include "engine/base/crc32c.hpp"
 #include "engine/train/data_source.hpp"
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/block_scaling.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/history/metrics.hpp"
 #include "tools/print/console.hpp"
@@ -212,6 +214,10 @@ private:
                       plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
                       count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
         console_.note("Predicted: {} per step", seconds_text(run_.predicted_step_seconds));
+        if (plan::has_block_products(plan_) && backends::backend_named(run_.backend).block_scaled_gemm != nullptr)
+            console_.warn("Dense products in {} are block-scaled ones of cuBLASLt: this path is compiled, not run, on "
+                          "no such GPU by us",
+                          machine::to_string(std::max(plan_.precision, plan_.head())));
         if (const comm::Joined& joined = run_.joined; joined.communicators > 0)
             console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                           joined.communicators, joined.bytes / (1 << 30));

@@ -4,9 +4,11 @@
 
 #include "engine/ops/adamw_step.hpp"
 #include "engine/ops/op_context.hpp"
+#include "kernels/cuda/block_scaled.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/gpu_properties.hpp"
+#include "planner/plan/block_scaling.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/op.hpp"
 
@@ -122,6 +124,8 @@ void fill_cuda(ops::Backend& b) {
     b.collectives = nccl_library;
     b.peers = cuda_peers;
     b.tiled = cuda_has_tiles;
+    static_assert(block_scaled_scratch == plan::block_scaled_scratch);
+    if (cuda_scales_blocks()) b.block_scaled_gemm = cuda_block_scaled_gemm;
     b.can_replay = b.tells_logits = true;
     for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
