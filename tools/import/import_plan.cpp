@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/schedule.hpp"
@@ -11,11 +12,13 @@
 #include "tools/engines/engine_release.hpp"
 #include "tools/import/bridge_settings.hpp"
 #include "tools/import/model_of_facts.hpp"
+#include "tools/import/readers/bash_test.hpp"
 #include "tools/import/readers/readers.hpp"
 #include "tools/import/reading.hpp"
 #include "tools/import/stage_settings.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <set>
 
 namespace moe::tools {
@@ -46,6 +49,39 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
     if (!words.empty() && words.size() == reader.recipe.size()) file.recipe = fmt::format("{}", fmt::join(words, "/"));
 }
 
+// The profile of a model that a tokenizer is named after, as "Qwen/Qwen3-30B-A3B" and the folder of one are; empty:
+// none.
+std::string model_of_tokenizer(const std::string& tokenizer) {
+    const auto lower = [](std::string text) {
+        for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+        return text;
+    };
+    std::string text = lower(tokenizer);
+    while (text.ends_with('/')) text.pop_back();
+    text.erase(0, text.rfind('/') + 1);
+    std::string best;
+    for (const std::string& name : profile_names("models"))
+        if (name.size() > best.size() && text.rfind(lower(name), 0) == 0) best = name;
+    return best;
+}
+
+// The vocabulary by the name of the tokenizer, and in `why` what it was taken from; no fact where none tells.
+Facts likely_vocabulary(const SettingsFile& file, const ReaderTable& reader, std::string& why) {
+    for (const TokenizerName& known : reader.tokenizers) {
+        const Setting* setting = file.find(known.setting);
+        if (setting == nullptr || setting->values.size() != 1) continue;
+        const std::string tokenizer = as_written(setting->values[0]); // Folders before its name may be variables.
+        if (!matches_pattern(tokenizer, known.value)) continue;
+        const std::string name = known.vocab.empty() ? model_of_tokenizer(tokenizer) : std::string();
+        if (known.vocab.empty() && name.empty()) continue;
+        const std::string vocab = name.empty() ? known.vocab : fmt::format("{}", families::load_model(name).vocab);
+        why = fmt::format("{}: no size of the vocabulary is set: {} is taken{}, by {} {}", setting->place(), vocab,
+                          name.empty() ? "" : ", that of " + name, setting->name, shown(setting->text()));
+        return {{"model.vocab", vocab}};
+    }
+    return {};
+}
+
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
                const EngineTable& table, const SettingsFile& file) {
     Facts facts = reading.facts();
@@ -55,7 +91,11 @@ void set_model(const ImportRequest& request, const Reading& reading, const Reade
     if (name.empty() && !file.recipe.empty()) name = model_of_recipe(table, file.recipe);
     if (name.empty() && !file.recipe.empty() && !reading.says_sizes())
         refuse("{}: the model {} is not known: give it by --model", place, shown(file.recipe));
-    const model::Model model = name.empty() ? model_of_facts(facts, reader, place) : families::load_model(name);
+    std::string why;
+    const Facts likely = likely_vocabulary(file, reader, why);
+    const model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
+    if (name.empty() && model.name == "imported" && facts.count("model.vocab") == 0)
+        import.findings.push_back({Severity::warning, "model.vocab", why});
     import.plan.model = std::make_shared<const model::Model>(model);
     if (!name.empty() && !reading.says_sizes()) return; // The file leaves the model to others.
     for (const FactDifference& differ : differing_facts(facts, model, reader))
