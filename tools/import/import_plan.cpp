@@ -6,6 +6,7 @@
 #include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/whatif.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
@@ -202,7 +203,18 @@ void forget_even_layout(plan::Plan& plan) {
     if (plan.layout == even.layout) plan.layout.clear();
 }
 
+// Choices that other engines' runs have, a plan has not beside others, and time and memory do not tell apart.
+void leave_out_what_plans_lack(Import& import) {
+    for (const char* field : {"bias_update", "load_balancing"}) {
+        const plan::PlanFault fault = plan::check_plan(import.plan);
+        if (!fault || fault.counter != field) continue;
+        plan::set_field(import.plan, field, std::string(field) == "bias_update" ? "none" : "aux_loss");
+        import.findings.push_back({Severity::warning, field, "left out, without effect on time: " + fault.message});
+    }
+}
+
 void check(const ImportRequest& request, Import& import) {
+    leave_out_what_plans_lack(import);
     if (const plan::PlanFault fault = plan::check_plan(import.plan))
         refuse("{}: {}{}", fmt::join(request.files, ", "), fault.message,
                request.gpus > 0 ? ""

@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
+
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
@@ -159,4 +161,44 @@ TEST_CASE("import: layers in BF16 say nothing of a plan in BF16, and Muon is Muo
     CHECK(!read["plan"].contains("bf16_layers"));
     CHECK(read["plan"]["optimizer"] == "muon");
     CHECK(findings(read, "warning", "optimizer") == 0);
+}
+
+TEST_CASE("import: scripts that a script reads or starts are followed") {
+    const Folder folder;
+    std::filesystem::create_directories(folder.file("jobs/models"));
+    folder.write("jobs/models/moe.sh", "MODEL_ARGS=(\n   " + gpt + "--vocab-size 50257\n)\n");
+    folder.write("jobs/common.sh", "torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py " + common +
+                                       "--expert-model-parallel-size $1 ${@:2} ${MODEL_ARGS[@]} $EXTRA\n");
+    folder.write("jobs/run.sh", "SCRIPT_DIR=\"$(cd -- \"$(dirname -- \"${BASH_SOURCE[0]}\")\" &>/dev/null && pwd)\"\n"
+                                "source \"${SCRIPT_DIR}/models/moe.sh\"\nNODES=2 bash ./common.sh 4\n");
+    const Json read = document(folder.run("moe-plan import jobs/run.sh --hardware h100 --json"));
+    CHECK(read["plan"]["mesh"]["gpus"] == 16);
+    CHECK(read["plan"]["mesh"]["ep"] == 4);
+    CHECK(read["plan"]["model"]["hidden_size"] == 512);
+    // A file of sizes alone beside the rest.
+    folder.write("rest.txt", common + "\n");
+    const Json sizes =
+        document(folder.run("moe-plan import jobs/models/moe.sh rest.txt --hardware h100 --gpus 8 --json"));
+    CHECK(sizes["plan"]["model"]["num_hidden_layers"] == 12);
+    folder.write("self.sh", "source self.sh\n");
+    check_line(folder.run("moe-plan import self.sh --hardware h100"), 2, "nested too deep");
+    folder.write("lost.sh", "source other/env.sh\npython pretrain_gpt.py " + common + gpt + "--vocab-size 50257\n");
+    const Json lost = document(folder.run("moe-plan import lost.sh --hardware h100 --gpus 8 --json"));
+    REQUIRE(lost["unknown"].size() == 1);
+    CHECK(lost["unknown"][0]["why"] == "no such file beside the script: give it before this one");
+}
+
+TEST_CASE("import: what a plan has not beside other choices is left out and told, where it changes no time") {
+    const Folder folder;
+    const Json read =
+        imported(folder, gpt + "--moe-router-topk 2 --moe-router-load-balancing-type sinkhorn --moe-z-loss-coeff 1e-3 "
+                               "--vocab-size 50257 --tp-comm-overlap");
+    CHECK(findings(read, "warning", "--tp-comm-overlap") == 0);
+    CHECK(read["plan"].value("tp_overlap", false) == false);
+    const Json moved = imported(
+        folder, gpt + "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-topk 2 "
+                      "--optimizer-cpu-offload --optimizer-offload-fraction 1.0 --use-precision-aware-optimizer "
+                      "--vocab-size 50257");
+    CHECK(!moved["plan"].contains("router"));
+    CHECK(findings(moved, "warning", "bias_update") == 1);
 }
