@@ -155,3 +155,8 @@ TEST_CASE("bash: the folder of the script, in the forms that people ask for it")
     CHECK(folder("$(dirname $(which python))").find('\x01') == 0);
     CHECK(folder("$(cat $0)").find('\x01') == 0);
 }
+
+TEST_CASE("bash: a script that asks for a variable by leaving with a failure is read on") {
+    CHECK(last("if [ -z \"$DATA\" ]; then\n  echo needed\n  exit 1\nfi\nrun --a 1") == Words{"run", "--a", "1"});
+    CHECK(last("run --a 1\nexit 0\nrun --a 2") == Words{"run", "--a", "1"});
+}

@@ -122,7 +122,9 @@ Truth BashWalk::started(BashCommand command, const SimpleCommand& s) {
         return Truth::yes;
     }
     if (name == "exit" || name == "return") {
-        left_ = left_ || name == "exit";
+        // Who leaves with a failure asks for something that whoever starts the script will give it.
+        const bool fails = command.words.size() > 1 && command.words[1] != "0";
+        left_ = left_ || (name == "exit" && !fails);
         return Truth::yes;
     }
     if (name == "unset") {
