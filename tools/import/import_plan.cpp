@@ -50,19 +50,23 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
     if (!words.empty() && words.size() == reader.recipe.size()) file.recipe = fmt::format("{}", fmt::join(words, "/"));
 }
 
-// The profile of a model that a tokenizer is named after, as "Qwen/Qwen3-30B-A3B" and the folder of one are; empty:
-// none.
-std::string model_of_tokenizer(const std::string& tokenizer) {
+// The profile that a published name begins with, such as that of a tokenizer or a folder of weights:
+// "Qwen/Qwen3-30B-A3B-Base", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16". Empty: none.
+std::string profile_named_after(const std::string& published) {
     const auto lower = [](std::string text) {
         for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
         return text;
     };
-    std::string text = lower(tokenizer);
+    std::string text = lower(published);
     while (text.ends_with('/')) text.pop_back();
     text.erase(0, text.rfind('/') + 1);
+    if (text.starts_with("nvidia-")) text.erase(0, std::string("nvidia-").size());
     std::string best;
-    for (const std::string& name : profile_names("models"))
-        if (name.size() > best.size() && text.rfind(lower(name), 0) == 0) best = name;
+    for (const std::string& name : profile_names("models")) {
+        // "GLM-4.5V" and "MiniMax-M2.5" are other models than those of the shorter names.
+        const bool whole = text.size() == name.size() || text[std::min(name.size(), text.size() - 1)] == '-';
+        if (name.size() > best.size() && text.starts_with(lower(name)) && whole) best = name;
+    }
     return best;
 }
 
@@ -73,7 +77,7 @@ Facts likely_vocabulary(const SettingsFile& file, const ReaderTable& reader, std
         if (setting == nullptr || setting->values.size() != 1) continue;
         const std::string tokenizer = as_written(setting->values[0]); // Folders before its name may be variables.
         if (!matches_pattern(tokenizer, known.value)) continue;
-        const std::string name = known.vocab.empty() ? model_of_tokenizer(tokenizer) : std::string();
+        const std::string name = known.vocab.empty() ? profile_named_after(tokenizer) : std::string();
         if (known.vocab.empty() && name.empty()) continue;
         const std::string vocab = name.empty() ? known.vocab : fmt::format("{}", families::load_model(name).vocab);
         why = fmt::format("{}: no size of the vocabulary is set: {} is taken{}, by {} {}", setting->place(), vocab,
@@ -84,12 +88,22 @@ Facts likely_vocabulary(const SettingsFile& file, const ReaderTable& reader, std
 }
 
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
-               const EngineTable& table, const SettingsFile& file) {
+               const EngineTable& table, SettingsFile& file) {
     Facts facts = reading.facts();
     complete_facts(facts);
     const std::string& place = request.files.front();
     std::string name = request.model;
     if (name.empty() && !file.recipe.empty()) name = model_of_recipe(table, file.recipe);
+    for (const std::string& setting : reading.says_sizes() ? std::vector<std::string>{} : reader.names) {
+        const Setting* published = file.find(setting);
+        if (!name.empty() || published == nullptr || published->values.size() != 1) continue;
+        file.recipe = as_written(published->values[0]);
+        name = profile_named_after(file.recipe);
+        if (!name.empty())
+            import.findings.push_back({Severity::hint, "model",
+                                       fmt::format("{}: {} is taken for {} by its name: --model gives another",
+                                                   published->place(), shown(file.recipe), name)});
+    }
     if (name.empty() && !file.recipe.empty() && !reading.says_sizes())
         refuse("{}: the model {} is not known: give it by --model", place, shown(file.recipe));
     std::string why;

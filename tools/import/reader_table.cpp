@@ -160,6 +160,7 @@ ReaderTable load_reader_table(const std::string& format) {
     table.read = members.texts("read");
     table.weak = members.texts("weak");
     table.cosmetic = members.texts("cosmetic");
+    table.names = members.texts("names");
     table.recipe = members.texts("recipe");
     read_defaults(table, members);
     read_asked_with(table, members);

@@ -65,6 +65,7 @@ struct ReaderTable {
     std::vector<std::vector<std::string>> same;    // values of one meaning
     std::vector<Frequency> frequencies;
     StageNames stages;
+    std::vector<std::string> names;  // settings that name a model as it is published, where no recipe is the model
     std::vector<std::string> recipe; // settings whose values, joined by /, name a model of the engine's table
 
     bool is_harmless(const std::string& setting) const;
