@@ -283,7 +283,10 @@ Import import_plan(const ImportRequest& request) {
             {Severity::hint, "gbs",
              fmt::format("no global batch is set: {} sequences, one micro-batch of each rank", plan.gbs)});
     }
-    if (plan.seq == 0) refuse("{}: says no length of sequences", fmt::join(request.files, ", "));
+    if (request.seq < 0 || request.seq > std::int64_t{1} << 40)
+        refuse("--seq {}: must be between 1 and 2^40", request.seq);
+    if (request.seq > 0) plan.seq = request.seq;
+    if (plan.seq == 0) refuse("{}: says no length of sequences: give --seq", fmt::join(request.files, ", "));
     const std::vector<std::string> used = set_stages(plan, reading, reader);
     if (!used.empty()) reading.set_fields(plan, {"layout", "vpp"});
     if (reader.part == "config") forget_even_layout(plan);

@@ -211,14 +211,16 @@ TEST_CASE("import: AutoModel's YAML names its model as it is published") {
                      "  pretrained_model_name_or_path: " +
                          model +
                          "\ndistributed:\n  strategy: fsdp2\n  ep_size: 8\nstep_scheduler:\n  global_batch_size: 64\n"
-                         "  local_batch_size: 1\npacked_sequence:\n  packed_sequence_size: 4096\n"
-                         "dataset:\n  seq_len: 4096\n");
-        return folder.run("moe-plan import job.yaml --from automodel --hardware h100 --gpus 8 --json");
+                         "  local_batch_size: 1\n");
+        return folder.run("moe-plan import job.yaml --from automodel --hardware h100 --gpus 8 --seq 2048 --json");
     };
     const Json read = document(yaml("Qwen/Qwen3-30B-A3B-Base"));
     CHECK(read["plan"]["model"]["name"] == "Qwen3-30B-A3B");
+    CHECK(read["plan"]["workload"]["seq"] == 2048);
     CHECK(read["findings"].dump().find("is taken for Qwen3-30B-A3B by its name") != std::string::npos);
     const Json nano = document(yaml("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"));
     CHECK(nano["plan"]["model"]["name"] == "Nemotron-3-Nano");
     check_line(yaml("zai-org/GLM-4.5V"), 2, "the model zai-org/GLM-4.5V is not known: give it by --model");
+    check_line(folder.run("moe-plan import job.yaml --from automodel --hardware h100 --gpus 8 --model Qwen3-30B-A3B"),
+               2, "says no length of sequences: give --seq");
 }
