@@ -161,6 +161,12 @@ std::map<std::string, std::string> Reading::facts() const {
     for (const Match& match : matches)
         if (match.line->entry->in_force(release_) && !contradicts(match.line->entry->tests, facts))
             tell(match.found.usual);
+    for (const FactTold& told : reader_.told) {
+        const Setting* setting = file_.find(told.setting);
+        const bool said = setting != nullptr && setting->values == std::vector{told.value};
+        if (!said || contradicts(told.when, facts)) continue;
+        for (const auto& [name, value] : told.facts) facts[name] = value;
+    }
     return facts;
 }
 

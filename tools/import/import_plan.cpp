@@ -3,19 +3,23 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/whatif.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "tools/engines/engine_release.hpp"
 #include "tools/import/bridge_settings.hpp"
 #include "tools/import/model_of_facts.hpp"
+#include "tools/import/readers/bash_test.hpp"
 #include "tools/import/readers/readers.hpp"
 #include "tools/import/reading.hpp"
 #include "tools/import/stage_settings.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <set>
 
 namespace moe::tools {
@@ -46,16 +50,67 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
     if (!words.empty() && words.size() == reader.recipe.size()) file.recipe = fmt::format("{}", fmt::join(words, "/"));
 }
 
+// The profile that a published name begins with, such as that of a tokenizer or a folder of weights:
+// "Qwen/Qwen3-30B-A3B-Base", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16". Empty: none.
+std::string profile_named_after(const std::string& published) {
+    const auto lower = [](std::string text) {
+        for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+        return text;
+    };
+    std::string text = lower(published);
+    while (text.ends_with('/')) text.pop_back();
+    text.erase(0, text.rfind('/') + 1);
+    if (text.starts_with("nvidia-")) text.erase(0, std::string("nvidia-").size());
+    std::string best;
+    for (const std::string& name : profile_names("models")) {
+        // "GLM-4.5V" and "MiniMax-M2.5" are other models than those of the shorter names.
+        const bool whole = text.size() == name.size() || text[std::min(name.size(), text.size() - 1)] == '-';
+        if (name.size() > best.size() && text.starts_with(lower(name)) && whole) best = name;
+    }
+    return best;
+}
+
+// The vocabulary by the name of the tokenizer, and in `why` what it was taken from; no fact where none tells.
+Facts likely_vocabulary(const SettingsFile& file, const ReaderTable& reader, std::string& why) {
+    for (const TokenizerName& known : reader.tokenizers) {
+        const Setting* setting = file.find(known.setting);
+        if (setting == nullptr || setting->values.size() != 1) continue;
+        const std::string tokenizer = as_written(setting->values[0]); // Folders before its name may be variables.
+        if (!matches_pattern(tokenizer, known.value)) continue;
+        const std::string name = known.vocab.empty() ? profile_named_after(tokenizer) : std::string();
+        if (known.vocab.empty() && name.empty()) continue;
+        const std::string vocab = name.empty() ? known.vocab : fmt::format("{}", families::load_model(name).vocab);
+        why = fmt::format("{}: no size of the vocabulary is set: {} is taken{}, by {} {}", setting->place(), vocab,
+                          name.empty() ? "" : ", that of " + name, setting->name, shown(setting->text()));
+        return {{"model.vocab", vocab}};
+    }
+    return {};
+}
+
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
-               const EngineTable& table, const SettingsFile& file) {
+               const EngineTable& table, SettingsFile& file) {
     Facts facts = reading.facts();
     complete_facts(facts);
     const std::string& place = request.files.front();
     std::string name = request.model;
     if (name.empty() && !file.recipe.empty()) name = model_of_recipe(table, file.recipe);
+    for (const std::string& setting : reading.says_sizes() ? std::vector<std::string>{} : reader.names) {
+        const Setting* published = file.find(setting);
+        if (!name.empty() || published == nullptr || published->values.size() != 1) continue;
+        file.recipe = as_written(published->values[0]);
+        name = profile_named_after(file.recipe);
+        if (!name.empty())
+            import.findings.push_back({Severity::hint, "model",
+                                       fmt::format("{}: {} is taken for {} by its name: --model gives another",
+                                                   published->place(), shown(file.recipe), name)});
+    }
     if (name.empty() && !file.recipe.empty() && !reading.says_sizes())
         refuse("{}: the model {} is not known: give it by --model", place, shown(file.recipe));
-    const model::Model model = name.empty() ? model_of_facts(facts, reader, place) : families::load_model(name);
+    std::string why;
+    const Facts likely = likely_vocabulary(file, reader, why);
+    const model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
+    if (name.empty() && model.name == "imported" && facts.count("model.vocab") == 0)
+        import.findings.push_back({Severity::warning, "model.vocab", why});
     import.plan.model = std::make_shared<const model::Model>(model);
     if (!name.empty() && !reading.says_sizes()) return; // The file leaves the model to others.
     for (const FactDifference& differ : differing_facts(facts, model, reader))
@@ -162,7 +217,18 @@ void forget_even_layout(plan::Plan& plan) {
     if (plan.layout == even.layout) plan.layout.clear();
 }
 
+// Choices that other engines' runs have, a plan has not beside others, and time and memory do not tell apart.
+void leave_out_what_plans_lack(Import& import) {
+    for (const char* field : {"bias_update", "load_balancing"}) {
+        const plan::PlanFault fault = plan::check_plan(import.plan);
+        if (!fault || fault.counter != field) continue;
+        plan::set_field(import.plan, field, std::string(field) == "bias_update" ? "none" : "aux_loss");
+        import.findings.push_back({Severity::warning, field, "left out, without effect on time: " + fault.message});
+    }
+}
+
 void check(const ImportRequest& request, Import& import) {
+    leave_out_what_plans_lack(import);
     if (const plan::PlanFault fault = plan::check_plan(import.plan))
         refuse("{}: {}{}", fmt::join(request.files, ", "), fault.message,
                request.gpus > 0 ? ""
@@ -217,7 +283,10 @@ Import import_plan(const ImportRequest& request) {
             {Severity::hint, "gbs",
              fmt::format("no global batch is set: {} sequences, one micro-batch of each rank", plan.gbs)});
     }
-    if (plan.seq == 0) refuse("{}: says no length of sequences", fmt::join(request.files, ", "));
+    if (request.seq < 0 || request.seq > std::int64_t{1} << 40)
+        refuse("--seq {}: must be between 1 and 2^40", request.seq);
+    if (request.seq > 0) plan.seq = request.seq;
+    if (plan.seq == 0) refuse("{}: says no length of sequences: give --seq", fmt::join(request.files, ", "));
     const std::vector<std::string> used = set_stages(plan, reading, reader);
     if (!used.empty()) reading.set_fields(plan, {"layout", "vpp"});
     if (reader.part == "config") forget_even_layout(plan);

@@ -12,7 +12,7 @@ namespace moe::tools {
 struct ImportRequest {
     std::vector<std::string> files;
     std::string from, model, hardware, stack; // names; empty: as the files, or the hardware, tell
-    std::int64_t gpus = 0;                    // 0: as the files tell
+    std::int64_t gpus = 0, seq = 0;           // 0: as the files tell
 };
 
 enum class Severity : unsigned char { error, warning, hint };

@@ -32,8 +32,10 @@ std::int64_t number(const Facts& facts, const std::string& name, std::int64_t ot
 std::int64_t needed(const Facts& facts, const std::string& name, const std::string& place) {
     const std::int64_t value = number(facts, name);
     if (value < 1)
-        refuse("{}: says no {}: give the model by --model, a config.json or the name of a profile", place,
-               name.substr(name.find('.') + 1));
+        refuse("{}: says no {}: give the model by --model, a config.json or the name of a profile{}", place,
+               name.substr(name.find('.') + 1),
+               name == "model.vocab" ? ", or the size of its vocabulary in one more file, as the engine writes it"
+                                     : "");
     return value;
 }
 
@@ -52,10 +54,10 @@ std::string word_of_model(const std::shared_ptr<const model::Model>& model, cons
 }
 
 std::vector<FactDifference> differences_of(const Facts& facts, const std::shared_ptr<const model::Model>& model,
-                                           const ReaderTable& reader, std::size_t enough) {
+                                           const ReaderTable& reader, std::size_t enough, bool cosmetic = false) {
     std::vector<FactDifference> list;
     for (const auto& [name, value] : facts) {
-        if (reader.is_cosmetic(name)) continue;
+        if (reader.is_cosmetic(name) != cosmetic) continue;
         const std::string word = word_of_model(model, name);
         if (!equal_words(value, word)) list.push_back({name, value, word});
         if (list.size() >= enough) break;
@@ -79,6 +81,9 @@ void add_experts(Json& config, const Facts& facts, const std::string& place) {
     config["moe_intermediate_size"] = width;
     const std::int64_t shared = number(facts, "model.shared_ffn");
     config["shared_expert_intermediate_size"] = shared;
+    config["shared_expert_gate"] = on(facts, "model.shared_gate");
+    if (number(facts, "model.latent") > 0) config["moe_latent_size"] = number(facts, "model.latent");
+    config["probs_on_input"] = on(facts, "model.probs_on_input");
     config["n_shared_experts"] = shared % width == 0 ? shared / width : 0;
     config["norm_topk_prob"] = get(facts, "model.router_weights", "of chosen") == "of chosen";
     config["scoring_func"] = get(facts, "model.router_score", "softmax");
@@ -89,6 +94,8 @@ void add_experts(Json& config, const Facts& facts, const std::string& place) {
     config["topk_method"] = on(facts, "model.selection_bias") ? "noaux_tc"
                             : groups > 1                      ? "group_limited_greedy"
                                                               : "greedy";
+    if (const Json marks = literal(get(facts, "model.moe_layers", "[]")); marks.is_array() && !marks.empty())
+        config["moe_layer_freq"] = marks;
     const std::vector<int> dense = dense_layers(facts);
     config["mlp_only_layers"] = dense;
     std::size_t first = 0; // number of leading layers without experts
@@ -111,14 +118,67 @@ void add_latent(Json& config, const Facts& facts, const std::string& place) {
     config["index_skip_topk_offset"] = number(facts, "model.index_offset", 1);
 }
 
-void add_windows(Json& config, const Facts& facts) {
-    const std::int64_t window = number(facts, "model.window");
-    if (window < 1) return;
-    config["sliding_window"] = window + 1; // positions that a query sees, itself included
-    config["use_sliding_window"] = true;
-    const Json marks = literal(get(facts, "model.window_layers", "[]"));
-    for (std::size_t layer = 0; marks.is_array() && layer < marks.size(); ++layer)
-        config["layer_types"].push_back(marks[layer] == 1 ? "sliding_attention" : "full_attention");
+// Layers whose attention is linear, and those that see a window, by the lists of marks.
+void add_layer_types(Json& config, const Facts& facts) {
+    const std::int64_t layers = number(facts, "model.layers"), window = number(facts, "model.window");
+    std::vector<std::string> types(static_cast<std::size_t>(layers), "full_attention");
+    const auto mark = [&](const char* fact, const char* type) {
+        const Json marks = literal(get(facts, fact, "[]"));
+        for (std::size_t layer = 0; marks.is_array() && layer < std::min(marks.size(), types.size()); ++layer)
+            if (marks[layer] == 1) types[layer] = type;
+    };
+    if (window > 0) {
+        config["sliding_window"] = window + 1; // positions that a query sees, itself included
+        config["use_sliding_window"] = true;
+        mark("model.window_layers", "sliding_attention");
+    }
+    if (on(facts, "model.gated_delta")) {
+        config["linear_num_key_heads"] = number(facts, "model.key_heads");
+        config["linear_num_value_heads"] = number(facts, "model.value_heads");
+        config["linear_key_head_dim"] = number(facts, "model.key_dim");
+        config["linear_value_head_dim"] = number(facts, "model.value_dim");
+        config["linear_conv_kernel_dim"] = number(facts, "model.conv_kernel", 4);
+        mark("model.linear_layers", "linear_attention");
+    }
+    if (window > 0 || on(facts, "model.gated_delta")) config["layer_types"] = types;
+}
+
+// Which share of a head's columns turns, in which layers, and by which frequencies.
+void add_rotation(Json& config, const Facts& facts) {
+    config["rope_theta"] = literal(get(facts, "model.rope_theta", "10000"));
+    if (!on(facts, "model.mla")) config["partial_rotary_factor"] = literal(get(facts, "model.rotary_percent", "1"));
+    if (on(facts, "model.partly_rotated")) {
+        const Json stays = literal(get(facts, "model.unrotated_layers", "[]"));
+        for (std::size_t layer = 0; stays.is_array() && layer < stays.size(); ++layer)
+            config["no_rope_layers"].push_back(stays[layer] == 1 ? 0 : 1);
+    }
+    const std::string type = get(facts, "model.rope_scaling", "none");
+    const Json factor = literal(get(facts, "model.rope_factor", "1"));
+    if (type == "none" || factor == 1.0) return;
+    Json& scaling = config["rope_scaling"] = {{"rope_type", type}, {"factor", factor}};
+    scaling["original_max_position_embeddings"] = number(facts, "model.rope_positions", type == "llama3" ? 8192 : 4096);
+    for (const char* name : {"mscale", "mscale_all_dim", "beta_fast", "beta_slow"})
+        if (const auto value = facts.find(std::string("model.") + name); value != facts.end())
+            scaling[name] = literal(value->second);
+}
+
+// The letters of a hybrid's layers, without the bars between stages and what follows for multi-token prediction.
+std::string letters_of(const Facts& facts) {
+    std::string pattern = get(facts, "model.pattern");
+    pattern = pattern.substr(0, pattern.find('/'));
+    std::erase(pattern, '|');
+    return pattern;
+}
+
+void add_hybrid(Json& config, const Facts& facts) {
+    config["hybrid_override_pattern"] = letters_of(facts);
+    config["mlp_hidden_act"] = get(facts, "model.activation", "relu2");
+    config["mamba_num_heads"] = number(facts, "model.mamba_heads");
+    config["mamba_head_dim"] = number(facts, "model.mamba_head_dim");
+    config["n_groups"] = number(facts, "model.mamba_groups");
+    config["ssm_state_size"] = number(facts, "model.mamba_state");
+    if (number(facts, "model.experts") > 0)
+        config["moe_shared_expert_intermediate_size"] = number(facts, "model.shared_ffn");
 }
 
 Json config_of(const Facts& facts, const std::string& place) {
@@ -133,12 +193,16 @@ Json config_of(const Facts& facts, const std::string& place) {
     config["tie_word_embeddings"] = on(facts, "model.tied_embeddings");
     for (const char* name : {"rms_norm_eps", "layer_norm_eps", "norm_eps"})
         config[name] = literal(get(facts, "model.norm_eps", "1e-5"));
-    config["rope_theta"] = literal(get(facts, "model.rope_theta", "10000"));
     config["hidden_act"] = get(facts, "model.activation", "silu");
     config["mlp_gated"] = on(facts, "model.gated");
     const std::string bias = get(facts, "model.bias", "none");
     config["attention_bias"] = bias != "none";
     config["qkv_bias"] = bias == "qkv";
+    config["mlp_bias"] = bias == "all";
+    config["normalization"] = get(facts, "model.normalization", "RMSNorm");
+    config["attn_output_gate"] = on(facts, "model.output_gate");
+    config["attention_sinks"] = on(facts, "model.sinks");
+    if (number(facts, "model.swiglu_limit") > 0) config["swiglu_limit"] = literal(get(facts, "model.swiglu_limit"));
     config["use_qk_norm"] = on(facts, "model.qk_norm");
     config["num_nextn_predict_layers"] = number(facts, "model.mtp");
     if (number(facts, "model.vocab_divisor") > 0)
@@ -146,24 +210,27 @@ Json config_of(const Facts& facts, const std::string& place) {
     if (number(facts, "model.ffn") > 0) config["intermediate_size"] = number(facts, "model.ffn");
     if (number(facts, "model.experts") > 0) add_experts(config, facts, place);
     if (on(facts, "model.mla")) add_latent(config, facts, place);
-    add_windows(config, facts);
+    add_layer_types(config, facts);
+    add_rotation(config, facts);
+    if (on(facts, "model.hybrid")) add_hybrid(config, facts);
     return config;
 }
 
-std::vector<const char*> architectures(const Facts& facts) {
-    if (on(facts, "model.mla")) return {"DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV2ForCausalLM"};
+// Published architectures of the kind, then Megatron's own, which has whatever its arguments compose.
+std::vector<std::string> architectures(const Facts& facts) {
+    if (on(facts, "model.hybrid")) return {"NemotronHForCausalLM"};
+    std::vector<std::string> list{"LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM",
+                                  "NemotronForCausalLM"};
     if (number(facts, "model.experts") > 0)
-        return {"MixtralForCausalLM",  "Qwen3MoeForCausalLM",  "Qwen2MoeForCausalLM",
+        list = {"MixtralForCausalLM",  "Qwen3MoeForCausalLM",  "Qwen2MoeForCausalLM",
                 "Glm4MoeForCausalLM",  "Dots1ForCausalLM",     "GptOssForCausalLM",
                 "DeepseekForCausalLM", "Qwen3NextForCausalLM", "Grok-1"};
-    return {"LlamaForCausalLM",
-            "Qwen3ForCausalLM",
-            "Qwen2ForCausalLM",
-            "MistralForCausalLM",
-            "NemotronForCausalLM",
-            "Megatron GPT",
-            "GPT-3"};
+    if (on(facts, "model.mla")) list = {"DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV2ForCausalLM"};
+    list.insert(list.end(), {"Megatron GPT", "GPT-3"});
+    return list;
 }
+
+bool composes(const std::string& architecture) { return architecture == "Megatron GPT" || architecture == "GPT-3"; }
 
 // Families whose intermediate_size is that of an expert.
 bool names_expert_width(const std::string& architecture) {
@@ -178,19 +245,22 @@ std::optional<model::Model> model_read(const Json& config, const std::string& pl
     }
 }
 
+// The architecture that fewest facts speak against, of equal ones that of fewest without effect on time and memory.
 model::Model built(const Facts& facts, const ReaderTable& reader, const std::string& place) {
     const Json common = config_of(facts, place);
     std::optional<model::Model> best;
-    std::size_t fewest = 0;
-    for (const char* architecture : architectures(facts)) {
+    std::pair<std::size_t, std::size_t> fewest;
+    for (const std::string& architecture : architectures(facts)) {
         Json config = {{"name", "imported"}, {"architectures", {architecture}}};
         config.update(common);
         if (names_expert_width(architecture)) config["intermediate_size"] = config["moe_intermediate_size"];
+        if (composes(architecture)) config["attention_bias"] = get(facts, "model.bias", "none") == "all";
         std::optional<model::Model> model = model_read(config, place);
         if (!model) continue;
         model->name = "imported";
-        const std::size_t differ =
-            differences_of(facts, std::make_shared<const model::Model>(*model), reader, 1000).size();
+        const auto shared = std::make_shared<const model::Model>(*model);
+        const std::pair differ{differences_of(facts, shared, reader, 1000).size(),
+                               differences_of(facts, shared, reader, 1000, true).size()};
         if (best && differ >= fewest) continue;
         fewest = differ;
         best = std::move(model);
@@ -215,6 +285,12 @@ std::vector<FactDifference> differing_facts(const Facts& facts, const model::Mod
 }
 
 void complete_facts(Facts& facts) {
+    const std::string letters = letters_of(facts), pattern = get(facts, "model.pattern");
+    if (on(facts, "model.hybrid") && !letters.empty()) { // Letters stand over --num-layers, which may be absent.
+        facts["model.layers"] = fmt::format("{}", letters.size());
+        if (const auto depths = std::count(pattern.begin(), pattern.end(), '/'); depths > 0)
+            facts["model.mtp"] = fmt::format("{}", depths);
+    }
     const std::int64_t hidden = number(facts, "model.hidden"), heads = number(facts, "model.heads");
     const auto fill = [&facts](const char* name, std::int64_t value) {
         if (value > 0) facts.try_emplace(name, fmt::format("{}", value));
@@ -225,6 +301,9 @@ void complete_facts(Facts& facts) {
     }
     // Megatron-LM's arguments.py: 4 times the width, of a gated MLP two thirds of it in steps of 64.
     fill("model.ffn", on(facts, "model.gated") ? hidden * 4 * 2 / 3 / 64 * 64 : hidden * 4);
+    // Megatron-Core's mamba_mixer.py: an inner width of twice the model's.
+    const std::int64_t width = number(facts, "model.mamba_head_dim");
+    if (on(facts, "model.hybrid") && width > 0) fill("model.mamba_heads", 2 * hidden / width);
     if (on(facts, "model.hybrid")) return; // its pattern says which layers have experts
     const std::int64_t layers = number(facts, "model.layers");
     if (number(facts, "model.experts") < 1 || layers < 1 || layers > 1 << 14) return;
@@ -236,17 +315,28 @@ void complete_facts(Facts& facts) {
     if (facts["model.moe_layers"].find('0') == std::string::npos) facts.erase("model.ffn");
 }
 
-model::Model model_of_facts(const Facts& facts, const ReaderTable& reader, const std::string& place) {
+model::Model model_of_facts(const Facts& facts, const Facts& likely, const ReaderTable& reader,
+                            const std::string& place) {
     for (const char* size : {"model.layers", "model.hidden", "model.heads"}) needed(facts, size, place);
     Facts apart = facts;
     apart.erase("model.mtp");
+    std::shared_ptr<const model::Model> best; // the profile of fewest differences without effect on time and memory
+    std::pair<std::size_t, std::size_t> fewest;
     for (const std::string& name : profile_names("models")) {
         const auto profile = std::make_shared<const model::Model>(families::load_model(name));
         if (!differences_of(apart, profile, reader, 1).empty()) continue;
-        if (differences_of(facts, profile, reader, 1).empty()) return *profile;
-        if (auto model = with_mtp(*profile, number(facts, "model.mtp"), place)) return *model;
+        const std::pair differ{differences_of(facts, profile, reader, 1).size(),
+                               differences_of(facts, profile, reader, 1000, true).size()};
+        if (best != nullptr && differ >= fewest) continue;
+        fewest = differ;
+        best = profile;
     }
-    return built(facts, reader, place);
+    if (best != nullptr && fewest.first == 0) return *best;
+    if (best != nullptr)
+        if (auto model = with_mtp(*best, number(facts, "model.mtp"), place)) return *model;
+    Facts all = facts;
+    all.insert(likely.begin(), likely.end());
+    return built(all, reader, place);
 }
 
 } // namespace moe::tools

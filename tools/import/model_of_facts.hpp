@@ -21,8 +21,9 @@ std::vector<FactDifference> differing_facts(const Facts& facts, const model::Mod
 // Fills in what follows from other facts where no setting says it: heads of keys, widths.
 void complete_facts(Facts& facts);
 
-// The profile with all of these facts, else a model of the architecture that has most of them. Throws Error (bad_input)
-// naming the fact that is missing; `place` names the file.
-model::Model model_of_facts(const Facts& facts, const ReaderTable& reader, const std::string& place);
+// The profile with all of these facts, else a model "imported" of the architecture that has most of them and of the
+// likely ones. Throws Error (bad_input) naming the fact that is missing; `place` names the file.
+model::Model model_of_facts(const Facts& facts, const Facts& likely, const ReaderTable& reader,
+                            const std::string& place);
 
 } // namespace moe::tools

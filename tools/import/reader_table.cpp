@@ -104,6 +104,14 @@ void read_lists(ReaderTable& table, const Members& members) {
         const Members one(item, members.place() + ": model");
         table.facts.push_back({one.object("when"), facts_in(one)});
     }
+    for (const Json& item : members.list("told")) {
+        const Members one(item, members.place() + ": told");
+        table.told.push_back({one.text("setting"), one.text("value"), one.object("when"), facts_in(one)});
+    }
+    for (const Json& item : members.list("tokenizers")) {
+        const Members one(item, members.place() + ": tokenizers");
+        table.tokenizers.push_back({one.text("setting"), one.text("value"), one.text_or("vocab")});
+    }
     for (const Json& item : members.list("beside")) {
         const Members one(item, members.place() + ": beside");
         table.beside.push_back(
@@ -152,6 +160,7 @@ ReaderTable load_reader_table(const std::string& format) {
     table.read = members.texts("read");
     table.weak = members.texts("weak");
     table.cosmetic = members.texts("cosmetic");
+    table.names = members.texts("names");
     table.recipe = members.texts("recipe");
     read_defaults(table, members);
     read_asked_with(table, members);

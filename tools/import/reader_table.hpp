@@ -23,6 +23,20 @@ struct FactDefaults {
     std::map<std::string, std::string> facts;
 };
 
+// Facts of a model that a setting of that value tells beside what the table's entries say: they stand over all others,
+// in models whose facts pass the tests.
+struct FactTold {
+    std::string setting, value;
+    nlohmann::ordered_json when;
+    std::map<std::string, std::string> facts;
+};
+
+// A setting that names a tokenizer, and the vocabulary of those that fit the pattern; empty: that of the profile of a
+// model that the tokenizer is named after.
+struct TokenizerName {
+    std::string setting, value, vocab;
+};
+
 // A number N in place of a list of layers: "multiples" marks layers 0, N, 2N, ..; "others" all but N - 1, 2N - 1, ..
 struct Frequency {
     std::string setting, layers, marks; // layers: the setting with the number of layers
@@ -40,8 +54,10 @@ struct ReaderTable {
     std::string part;                                         // part of that table: "args", "bridge", "config"
     std::map<std::string, std::vector<std::string>> defaults; // default values; $WORD is that of the plan
     std::vector<FactDefaults> facts;
-    std::vector<std::string> harmless; // patterns of harmless settings' names
-    std::vector<std::string> read;     // patterns of those among them that are read all the same
+    std::vector<FactTold> told;
+    std::vector<TokenizerName> tokenizers; // the first that fits counts, where no setting says the vocabulary
+    std::vector<std::string> harmless;     // patterns of harmless settings' names
+    std::vector<std::string> read;         // patterns of those among them that are read all the same
     std::vector<Beside> beside;
     std::map<std::string, std::string> asked_with; // settings that are asked for only where another one is on
     std::vector<std::string> weak;                 // settings that decide only where all others agree
@@ -49,6 +65,7 @@ struct ReaderTable {
     std::vector<std::vector<std::string>> same;    // values of one meaning
     std::vector<Frequency> frequencies;
     StageNames stages;
+    std::vector<std::string> names;  // settings that name a model as it is published, where no recipe is the model
     std::vector<std::string> recipe; // settings whose values, joined by /, name a model of the engine's table
 
     bool is_harmless(const std::string& setting) const;

@@ -12,6 +12,7 @@
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/measured_documents.hpp"
+#include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
@@ -34,7 +35,7 @@ struct Predicted {
 Predicted predict(const std::string& path, bool keep_rows) {
     Predicted predicted;
     predicted.plan = plan::load_plan(path);
-    predicted.stack = stack::load_stack(predicted.plan.stack, *predicted.plan.hardware);
+    predicted.stack = stack_of_plan(predicted.plan, path);
     if (const plan::PlanFault fault = stack::check_stack(predicted.plan, predicted.stack))
         refuse("{}: {}", path, fault.message);
     predicted.simulation = replay::simulate(predicted.plan, predicted.stack, keep_rows);

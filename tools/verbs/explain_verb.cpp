@@ -234,7 +234,7 @@ plan::Plan plan_of(Request request, const ExplainOptions& options) {
 plan::Plan load_sound(const std::string& path, const SearchOptions& options) {
     plan::Plan plan = plan::load_plan(path);
     plan.hardware = asked_headroom(plan.hardware, options);
-    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    const stack::Stack stack = stack_of_plan(plan, path);
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
     return plan;
 }

@@ -56,6 +56,7 @@ void import_verb(const ImportVerbOptions& options) {
     request.hardware = options.hardware;
     request.stack = options.stack;
     request.gpus = options.gpus;
+    request.seq = options.seq;
     Import import = import_plan(request);
     add_prices(import);
     if (!options.out.empty()) {

@@ -10,6 +10,7 @@
 #include "tools/launch/job.hpp"
 #include "tools/print/console.hpp"
 #include "tools/report/documents.hpp"
+#include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
@@ -147,6 +148,7 @@ void launch_verb(const LaunchOptions& options) {
     if (options.kubernetes && options.image.empty())
         refuse("launch --k8s: needs --image, a container image with moe-plan in its PATH");
     const plan::Plan plan = plan::load_plan(options.plan);
+    stack_of_plan(plan, options.plan); // refused here, where the file's name is known
     if (for_execute(options)) return launch_execute(options, plan);
     launch_engine(options, plan);
 }

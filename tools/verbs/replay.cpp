@@ -69,7 +69,7 @@ void replay_verb(const ReplayOptions& options) {
                    options.plan, options.lengths);
         plan.lengths = model::to_string(model::read_document_lengths(options.lengths));
     }
-    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    const stack::Stack stack = stack_of_plan(plan, options.plan);
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
     published::Corrector corrector(stack, !options.no_neighbours);
     replay::Simulation simulation = replay::simulate(plan, stack, !options.trace.empty() || !options.report.empty());

@@ -92,6 +92,21 @@ std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<con
 
 void check_spare_experts(std::int64_t spare_experts) { check_range("--spare-experts", spare_experts, 1024); }
 
+stack::Stack stack_in(const std::string& file, const char* field, const std::string& name,
+                      const machine::Hardware& hardware) {
+    try {
+        return stack::load_stack(name, hardware);
+    } catch (const Error& error) {
+        const std::string text = error.what();
+        if (error.fault() != Fault::bad_input || text.rfind("unknown stack", 0) != 0) throw;
+        refuse("{}: {}: {}", file, field, text);
+    }
+}
+
+stack::Stack stack_of_plan(const plan::Plan& plan, const std::string& file) {
+    return stack_in(file, "stack", plan.stack, *plan.hardware);
+}
+
 Request request_of(const SearchOptions& options) {
     check_spare_experts(options.spare_experts);
     if (options.gpus != SearchOptions::fewest_gpus) check_range("--gpus", options.gpus, 10'000'000);
@@ -103,7 +118,9 @@ Request request_of(const SearchOptions& options) {
     plan::Plan& base = request.search.base;
     base.model = std::make_shared<const model::Model>(families::load_model(options.model));
     request.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(options.hardware));
-    request.stack = stack::load_stack(options.stack, *request.hardware);
+    request.stack = options.stack.empty() ? stack_in(options.hardware, "default_stack", request.hardware->default_stack,
+                                                     *request.hardware)
+                                          : stack::load_stack(options.stack, *request.hardware);
     request.headroom = options.memory_headroom.value_or(request.stack.memory_headroom);
     base.hardware = with_headroom(request.hardware, request.headroom);
     base.stack = request.stack.name;

@@ -7,6 +7,8 @@
 #include "tools/print/console.hpp"
 #include "tools/verbs/verbs.hpp"
 
+#include <string>
+
 namespace moe::tools {
 
 struct Request {
@@ -26,6 +28,12 @@ void settle_gpus(const SearchOptions& options, Request& request, search::Estimat
 // (bad_input) naming --memory-headroom.
 std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<const machine::Hardware>& hardware,
                                                        double headroom);
+// The stack of a name that a file holds in a field; empty: the hardware's. Throws Error as load_stack() does, naming
+// both.
+stack::Stack stack_in(const std::string& file, const char* field, const std::string& name,
+                      const machine::Hardware& hardware);
+// That of a plan, which the file holds.
+stack::Stack stack_of_plan(const plan::Plan& plan, const std::string& file);
 // Says which modules of the model's config are in no figure, where there are any.
 void warn_left_out(Console& console, const model::Model& model);
 

@@ -9,6 +9,7 @@
 #include "planner/plan/plan_fields.hpp"
 #include "tools/print/console.hpp"
 #include "tools/report/show_json.hpp"
+#include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
@@ -255,6 +256,7 @@ void show_stack(const ShowOptions& options) {
 
 void show_plan(const ShowOptions& options) {
     const plan::Plan plan = plan::load_plan(options.name);
+    stack_of_plan(plan, options.name); // refused here, where the file's name is known
     if (options.json) return print(show_plan_document(plan));
     Console console(options);
     const PlanFacts found = facts_of(plan);

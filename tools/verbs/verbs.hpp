@@ -210,7 +210,7 @@ struct ImportVerbOptions : OutputOptions {
     std::vector<std::string> files;
     std::string from;                   // engine, empty = as the files tell
     std::string model, hardware, stack; // empty model: as the files say; empty stack: the hardware's default
-    std::int64_t gpus = 0;              // 0 = as the files say
+    std::int64_t gpus = 0, seq = 0;     // 0 = as the files say
     std::string out;                    // plan.json, empty = not written
 };
 void import_verb(const ImportVerbOptions& options);

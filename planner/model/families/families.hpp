@@ -46,6 +46,8 @@ void read_mistral(const JsonObject& json, model::Model& model);
 void read_llama4(const JsonObject& json, model::Model& model);
 void read_gpt_oss(const JsonObject& json, model::Model& model);
 void read_nemotron(const JsonObject& json, model::Model& model);
+
+// megatron.cpp
 void read_megatron_gpt(const JsonObject& json, model::Model& model);
 void read_gpt3(const JsonObject& json, model::Model& model);
 

@@ -1,4 +1,4 @@
-// Llama and its relatives with grouped-query attention: Mistral, GPT-OSS, Llama 4, Nemotron, the GPT series.
+// Llama and its relatives with grouped-query attention: Mistral, GPT-OSS, Llama 4, Nemotron.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 #include "planner/model/families/parts.hpp"
@@ -142,34 +142,20 @@ void read_llama4(const JsonObject& json, model::Model& model) {
     }
 }
 
-namespace {
-
-// Plain two-matrix MLPs with LayerNorm: Nemotron-4 (squared ReLU, no biases) and the GPT series (GELU).
-void read_ungated(const JsonObject& json, model::Model& model, const std::string& activation, bool linear_bias,
-                  double rotary) {
+// Plain two-matrix MLPs of squared ReLU with LayerNorm and without biases (Nemotron-4).
+void read_nemotron(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     model.layer_norm = model.layer_norm_bias = true;
+    model.norms_from_one = true; // NemotronLayerNorm1P
     model::LayerKind kind;
-    kind.attention = read_gqa(json, model, rotary);
-    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", linear_bias);
+    kind.attention = read_gqa(json, model, 0.5);
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.dense_ffn = ffn(json, "intermediate_size");
-    kind.activation = read_activation(json, activation);
+    kind.activation = read_activation(json, "relu2");
     kind.gated = json.boolean_or("mlp_gated", false);
-    kind.mlp_bias = json.boolean_or("mlp_bias", linear_bias);
+    kind.mlp_bias = json.boolean_or("mlp_bias", false);
     const int layers = layer_count(json);
     for (int layer = 0; layer < layers; ++layer) add_layer(model, kind);
-}
-
-} // namespace
-
-void read_nemotron(const JsonObject& json, model::Model& model) {
-    read_ungated(json, model, "relu2", false, 0.5);
-    model.norms_from_one = true; // NemotronLayerNorm1P
-}
-void read_megatron_gpt(const JsonObject& json, model::Model& model) { read_ungated(json, model, "gelu", false, 1.0); }
-void read_gpt3(const JsonObject& json, model::Model& model) {
-    read_ungated(json, model, "gelu", true, 0.0);
-    model.not_executable = "positions are learned (GPT-3): only rotations are trained yet";
 }
 
 } // namespace moe::families

@@ -1,4 +1,4 @@
-// Readers of experts that several families share.
+// Readers of parts that several families share.
 #include "planner/model/families/parts.hpp"
 
 #include "planner/base/error.hpp"
@@ -115,6 +115,23 @@ model::Moe read_experts(const JsonObject& json, const char* routed, const std::s
     if (moe.shared_ffn > max_ffn)
         json.refuse_value(shared, fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
     return moe;
+}
+
+model::Attention read_gated_delta(const JsonObject& json) {
+    model::Attention attention;
+    attention.kind = model::AttentionKind::gated_delta;
+    attention.key_heads = integer(json, "linear_num_key_heads", max_heads);
+    attention.value_heads = integer(json, "linear_num_value_heads", max_heads);
+    attention.key_dim = integer(json, "linear_key_head_dim", max_dim);
+    attention.value_dim = integer(json, "linear_value_head_dim", max_dim);
+    if (read_activation(json, "silu") != model::Activation::silu)
+        json.refuse_value("hidden_act", "only silu is known of convolutions");
+    attention.conv_kernel = integer_or(json, "linear_conv_kernel_dim", 4, 1, 1024);
+    attention.heads = attention.value_heads;
+    attention.kv_heads = attention.key_heads;
+    attention.qk_dim = attention.key_dim;
+    attention.v_dim = attention.value_dim;
+    return attention;
 }
 
 } // namespace moe::families

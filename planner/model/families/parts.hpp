@@ -1,4 +1,5 @@
-// Readers of experts that several families share: which layers have them, their sizes, DeepSeek-V3's router.
+// Readers of parts that several families share: which layers have experts, their sizes, DeepSeek-V3's router, linear
+// attention.
 #pragma once
 
 #include "planner/model/families/config.hpp"
@@ -40,5 +41,7 @@ double read_granite_factors(const JsonObject& json, model::Model& model);
 // Routed and shared experts of one width, their numbers under the family's names; no name: no shared ones here.
 model::Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared,
                         std::int64_t fallback_shared);
+// A gated delta net of the sizes linear_num_key_heads and its like.
+model::Attention read_gated_delta(const JsonObject& json);
 
 } // namespace moe::families

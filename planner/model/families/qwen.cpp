@@ -1,6 +1,7 @@
 // The Qwen family: Qwen2 and Qwen3, dense and with experts, and Qwen3-Next and Qwen3.5 with their linear attention.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
 
 namespace moe::families {
 namespace {
@@ -129,23 +130,6 @@ void read_qwen3_vl_moe(const JsonObject& json, model::Model& model) {
 }
 
 namespace {
-
-model::Attention read_gated_delta(const JsonObject& json) {
-    model::Attention attention;
-    attention.kind = model::AttentionKind::gated_delta;
-    attention.key_heads = integer(json, "linear_num_key_heads", max_heads);
-    attention.value_heads = integer(json, "linear_num_value_heads", max_heads);
-    attention.key_dim = integer(json, "linear_key_head_dim", max_dim);
-    attention.value_dim = integer(json, "linear_value_head_dim", max_dim);
-    if (read_activation(json, "silu") != model::Activation::silu)
-        json.refuse_value("hidden_act", "only silu is known of convolutions");
-    attention.conv_kernel = integer_or(json, "linear_conv_kernel_dim", 4, 1, 1024);
-    attention.heads = attention.value_heads;
-    attention.kv_heads = attention.key_heads;
-    attention.qk_dim = attention.key_dim;
-    attention.v_dim = attention.value_dim;
-    return attention;
-}
 
 // Gated delta net on three layers of four, gated softmax attention on the fourth, before experts or dense MLPs.
 void read_hybrid(const JsonObject& json, model::Model& model, bool has_experts) {

@@ -132,3 +132,31 @@ TEST_CASE("bash: patterns") {
     CHECK(!tools::matches_pattern("abc", "*b"));
     CHECK(!tools::matches_pattern("", "?"));
 }
+
+TEST_CASE("bash: words behind functions, set and shift") {
+    CHECK(last("f() { run --a $1 \"$@\" $#; }\nf 2 'b c'") == Words{"run", "--a", "2", "2", "b c", "2"});
+    CHECK(last("set -- x y z\nshift\nrun $1 ${2} ${3:-none} $#") == Words{"run", "y", "z", "none", "2"});
+    // A function's words are its own.
+    CHECK(last("set -- x\nf() { :; }\nf y\nrun $1") == Words{"run", "x"});
+    CHECK(last("run $1").back().find('\x01') == 0);
+}
+
+TEST_CASE("bash: the folder of the script, in the forms that people ask for it") {
+    const auto folder = [](const std::string& words) {
+        tools::BashValues values("jobs/moe/s.sh");
+        const tools::BashRun run = tools::follow_bash("run " + words, "jobs/moe/s.sh", values);
+        return run.commands.back().words.back();
+    };
+    CHECK(folder("$(dirname $0)") == "jobs/moe");
+    CHECK(folder("\"$(dirname \"$(readlink -f \"$0\")\")\"") == "jobs/moe");
+    CHECK(folder("\"$(cd -- \"$(dirname -- \"${BASH_SOURCE[0]}\")\" &>/dev/null && pwd)\"") == "jobs/moe");
+    CHECK(folder("$(cd \"$(dirname \"$0\")/..\" && pwd)/common") == "jobs/common");
+    CHECK(folder("$(dirname $(dirname $0))") == "jobs");
+    CHECK(folder("$(dirname $(which python))").find('\x01') == 0);
+    CHECK(folder("$(cat $0)").find('\x01') == 0);
+}
+
+TEST_CASE("bash: a script that asks for a variable by leaving with a failure is read on") {
+    CHECK(last("if [ -z \"$DATA\" ]; then\n  echo needed\n  exit 1\nfi\nrun --a 1") == Words{"run", "--a", "1"});
+    CHECK(last("run --a 1\nexit 0\nrun --a 2") == Words{"run", "--a", "1"});
+}

@@ -341,3 +341,22 @@ TEST_CASE("a full disk: one line, status 1, nothing left") {
     CHECK(std::distance(begin(left), end(left)) == 1);
     CHECK(std::filesystem::file_size(folder.file("c/lock")) == 0);
 }
+
+TEST_CASE("bad input: a stack that is not known is named with its file and field") {
+    const Folder folder;
+    REQUIRE(folder
+                .run("moe-plan search --model tiny-qwen3-moe --hardware cpu-local --gpus 1 --gbs 2 --seq 32 "
+                     "--precision fp32 "
+                     "--out plan.json")
+                .status == 0);
+    Json plan = Json::parse(folder.read("plan.json"));
+    plan["stack"] = "bridge-99";
+    folder.write("plan.json", plan.dump());
+    for (const char* verb : {"replay plan.json", "explain plan.json", "launch plan.json --mpi", "show plan plan.json"})
+        check_line(folder.run(std::string("moe-plan ") + verb), 2, "plan.json: stack: unknown stack 'bridge-99'");
+    Json hardware = Json::parse(moe::read_file(moe::test::source_folder() + "/profiles/hardware/h100.json"));
+    hardware["default_stack"] = "bridge-99";
+    folder.write("hardware.json", hardware.dump());
+    check_line(folder.run("moe-plan search --model tiny-qwen3-moe --hardware hardware.json --gpus 1 --gbs 2 --seq 32"),
+               2, "hardware.json: default_stack: unknown stack 'bridge-99'");
+}

@@ -165,14 +165,17 @@ Truth BashWalk::definition() {
     return Truth::yes;
 }
 
-Truth BashWalk::call(std::size_t body) {
+Truth BashWalk::call(std::size_t body, std::vector<std::string> words) {
     const Deeper deeper(*this);
     const std::size_t back = tokens_.at;
+    BashValues::Arguments before = values_.set_arguments(std::move(words));
     tokens_.at = body;
     group(true, "}");
     tokens_.at = back;
+    values_.set_arguments(std::move(before));
     return Truth::yes;
 }
+
 BashRun follow_bash(const std::string& text, const std::string& file, BashValues& values) {
     BashRun run;
     BashSteps steps;

@@ -1,5 +1,5 @@
 // Follows a bash script without running anything: assignments, branches that can be decided, the commands it would
-// start.
+// start. Scripts beside it that it reads or starts are followed, too.
 #pragma once
 
 #include "tools/import/readers/bash_values.hpp"
@@ -16,6 +16,7 @@ inline std::string base_name(const std::string& word) { return word.substr(word.
 struct BashCommand {
     std::vector<std::string> words;                 // expanded words, with unknown parts between marks
     std::map<std::string, std::string> environment; // assignments before the command
+    std::string file;                               // script that holds it: the one that is read, or one that it reads
     std::size_t line = 0;
 };
 

@@ -2,8 +2,10 @@
 #include "tools/import/readers/bash_walk.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
 namespace moe::tools {
 namespace {
@@ -92,17 +94,44 @@ Truth BashWalk::tested(const SimpleCommand& s, std::size_t first) {
 Truth BashWalk::started(BashCommand command, const SimpleCommand& s) {
     if (command.words.empty()) return Truth::yes;
     const std::string name = base_name(command.words[0]);
-    if (const auto function = functions_.find(name); function != functions_.end()) return call(function->second);
+    const auto behind = [&command](std::size_t first) {
+        return std::vector<std::string>(command.words.begin() + static_cast<std::ptrdiff_t>(first),
+                                        command.words.end());
+    };
+    if (const auto function = functions_.find(name); function != functions_.end())
+        return call(function->second, behind(1));
+    if (one_of(name, {"source", ".", "bash", "sh"}) && command.words.size() > 1) {
+        for (const auto& [variable, value] : command.environment) values_.set(variable, {value}, false, false);
+        const std::size_t known = run_.commands.size();
+        if (follow(behind(1)) && (run_.commands.size() > known || name == "source" || name == ".")) return Truth::yes;
+    }
+    if (one_of(name, {"source", "."})) {
+        if (command.words.size() > 1 && command.words[1].ends_with(".sh"))
+            unread(s.line, name + " " + as_written(command.words[1]),
+                   "no such file beside the script: give it before this one");
+        return Truth::yes;
+    }
+    if (name == "set" && command.words.size() > 1 && command.words[1] == "--") {
+        values_.set_arguments(behind(2));
+        return Truth::yes;
+    }
+    if (name == "shift") {
+        BashValues::Arguments words = values_.set_arguments(std::nullopt);
+        if (words && !words->empty()) words->erase(words->begin());
+        values_.set_arguments(std::move(words));
+        return Truth::yes;
+    }
     if (name == "exit" || name == "return") {
-        left_ = left_ || name == "exit";
+        // Who leaves with a failure asks for something that whoever starts the script will give it.
+        const bool fails = command.words.size() > 1 && command.words[1] != "0";
+        left_ = left_ || (name == "exit" && !fails);
         return Truth::yes;
     }
     if (name == "unset") {
         for (std::size_t i = 1; i < command.words.size(); ++i) values_.unset(command.words[i]);
         return Truth::yes;
     }
-    if (one_of(name, {":", "set", "shift", "shopt", "cd", "mkdir", "echo", "true", "ulimit", "source", ".", "module",
-                      "trap"}))
+    if (one_of(name, {":", "set", "shopt", "cd", "mkdir", "echo", "true", "ulimit", "module", "trap"}))
         return Truth::yes;
     if (name == "false") return Truth::no;
     if (name == "read") return Truth::unknown;
@@ -120,8 +149,36 @@ Truth BashWalk::started(BashCommand command, const SimpleCommand& s) {
             command.words[i + 1][0] == '-' && command.words[i + 1].back() == 'c')
             inside(command.words[i + 2], s.line);
     if (run_.commands.size() > 20'000) refuse("{}: more commands than a launch script has", file_);
+    command.file = file_;
     run_.commands.push_back(std::move(command));
     return Truth::yes;
+}
+
+bool BashWalk::follow(std::vector<std::string> words) {
+    namespace fs = std::filesystem;
+    if (has_unknown(words[0])) return false;
+    constexpr int most_ancestors = 4; // A script is started in its folder or in one above it.
+    fs::path folder = fs::path(file_).parent_path(), path = folder / words[0];
+    std::error_code none;
+    for (int above = 0; !fs::is_regular_file(path, none) && above < most_ancestors; ++above) {
+        folder /= "..";
+        path = folder / words[0];
+    }
+    if (!fs::is_regular_file(path, none) || fs::file_size(path, none) > max_file_bytes) return false;
+    const std::string file = path.lexically_normal().string(), text = read_file(file);
+    if (text.find('\0') != std::string::npos) return false;
+    const Deeper deeper(*this);
+    if (steps_.depth > most_depth) refuse("{}: scripts nested too deep", file);
+    const bool given = words.size() > 1;
+    words.erase(words.begin());
+    BashValues::Arguments before;
+    if (given) before = values_.set_arguments(std::move(words));
+    const std::string outer = values_.enter(file);
+    const Script script = bash_tokens(text, file);
+    BashWalk(script, file, values_, run_, steps_).all();
+    values_.enter(outer);
+    if (given) values_.set_arguments(std::move(before));
+    return true;
 }
 
 void BashWalk::inside(const std::string& text, std::size_t at_line) {

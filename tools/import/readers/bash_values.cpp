@@ -4,6 +4,10 @@
 #include "planner/base/error.hpp"
 
 #include <cctype>
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include <utility>
 
 namespace moe::tools {
 namespace {
@@ -29,6 +33,37 @@ std::size_t past(const std::string& raw, std::size_t at, char open, char close) 
             ++depth;
     }
     return raw.size();
+}
+
+// The folder of the script itself, as $(dirname "$0") and `cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd` ask for it;
+// nothing for any other command.
+std::optional<std::string> own_folder(const std::string& command, const std::string& file) {
+    static const std::set<std::string> beside{"cd", "--", "readlink", "realpath",  "-f", "-e",
+                                              "-P", "-L", "pwd",      "/dev/null", "2",  "1"};
+    std::string text;
+    for (const char c : command) text += std::string("\"'`();&>").find(c) != std::string::npos ? ' ' : c;
+    std::istringstream words(text);
+    std::filesystem::path folder = file;
+    int up = 0;
+    bool self = false;
+    for (std::string word; words >> word;) {
+        const bool dollar = word == "$"; // of an inner $( )
+        const bool names = word == "$0" || word == "${0}" || word == "${BASH_SOURCE[0]}" || word == "$BASH_SOURCE" ||
+                           word == "${BASH_SOURCE}";
+        const bool below = self && word.size() > 1 && word[0] == '/' && word != "/dev/null";
+        self = self || names;
+        if (word == "dirname")
+            ++up;
+        else if (below)
+            folder /= word.substr(1);
+        else if (!names && !dollar && beside.count(word) == 0)
+            return std::nullopt;
+        for (; names && up > 0; --up) folder = folder.has_parent_path() ? folder.parent_path() : ".";
+    }
+    if (!self || folder == file) return std::nullopt;
+    std::string normal = folder.lexically_normal().string();
+    if (normal.size() > 1 && normal.ends_with('/')) normal.pop_back();
+    return normal;
 }
 
 } // namespace
@@ -74,7 +109,20 @@ void BashValues::count(std::size_t bytes, std::size_t line) {
     if (bytes_ > max_expanded) refuse("{}:{}: texts grow beyond {} MiB", file_, line, max_expanded >> 20);
 }
 
+std::string BashValues::enter(std::string file) {
+    self_.values = {file};
+    return std::exchange(file_, std::move(file));
+}
+
+BashValues::Arguments BashValues::set_arguments(Arguments words) {
+    for (std::size_t i = 1; arguments_ && i <= arguments_->size(); ++i) variables_.erase(fmt::format("{}", i));
+    for (std::size_t i = 1; words && i <= words->size(); ++i)
+        variables_[fmt::format("{}", i)].values = {(*words)[i - 1]};
+    return std::exchange(arguments_, std::move(words));
+}
+
 const Variable* BashValues::find(const std::string& name) const {
+    if (name == "0" || name == "BASH_SOURCE") return &self_;
     const auto found = variables_.find(name);
     return found == variables_.end() ? nullptr : &found->second;
 }
@@ -172,6 +220,10 @@ std::size_t BashValues::dollar(const std::string& raw, std::size_t at, bool quot
     }
     if (next == '(') {
         const std::size_t end = past(raw, at + 2, '(', ')');
+        if (const auto folder = own_folder(raw.substr(at + 2, end - at - 2), file_)) {
+            fields.add(*folder, quoted);
+            return end;
+        }
         fields.add(marked(raw.substr(at, end - at)), quoted);
         return end;
     }
@@ -248,11 +300,11 @@ void BashValues::put(const Parameter& parameter, bool quoted, std::size_t line, 
 // What ${ } holds: a value, or what stands in for a missing one. All else is unknown.
 void BashValues::parameter(const std::string& inside, bool quoted, std::size_t line, Fields& fields, int depth) {
     const std::string whole = marked(fmt::format("${{{}}}", inside));
-    if (inside == "@" || inside == "*" || inside == "@:1") { // The script has no arguments.
-        fields.nothing = true;
-        return;
+    if (inside == "@" || inside == "*" || inside == "@:1") { // A script without arguments that are known has none.
+        fields.nothing = !arguments_ || arguments_->empty();
+        return fields.nothing ? void() : fields.members(*arguments_, quoted);
     }
-    if (inside == "#") return fields.add("0", quoted);
+    if (inside == "#") return fields.add(fmt::format("{}", arguments_ ? arguments_->size() : 0), quoted);
     const std::optional<Parameter> found = parsed(inside, line, depth);
     if (!found) return fields.add(whole, quoted);
     const Parameter& p = *found;

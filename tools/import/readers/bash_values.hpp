@@ -17,7 +17,13 @@ struct Variable {
 
 class BashValues {
 public:
-    explicit BashValues(std::string file) : file_(std::move(file)) {}
+    explicit BashValues(std::string file) { enter(std::move(file)); }
+
+    // The script that is read from here on, which $0 names; returns the one before.
+    std::string enter(std::string file);
+    // The words behind a script's or a function's name, $1 and on; nothing: they are not known.
+    using Arguments = std::optional<std::vector<std::string>>;
+    Arguments set_arguments(Arguments words); // returns those before
 
     void set(const std::string& name, std::vector<std::string> values, bool array, bool append);
     void unset(const std::string& name) { variables_.erase(name); }
@@ -50,6 +56,8 @@ private:
     void count(std::size_t bytes, std::size_t line);
 
     std::string file_;
+    Variable self_; // $0 and BASH_SOURCE
+    Arguments arguments_;
     std::map<std::string, Variable> variables_;
     std::size_t bytes_ = 0;
 };

@@ -71,13 +71,16 @@ private:
     Truth each(bool live);
     Truth choice(bool live);
     Truth definition();
-    Truth call(std::size_t body);
+    Truth call(std::size_t body, std::vector<std::string> words);
     void assign(const Assignment& a, std::size_t at_line);
     void assign_array(const Token& array);
     Truth simple(bool live);
     Truth declare(const SimpleCommand& s, std::size_t first, const std::string& name);
     Truth tested(const SimpleCommand& s, std::size_t first);
     Truth started(BashCommand command, const SimpleCommand& s);
+    // A script that this one reads or starts, where such a file lies beside it: words[0] is its name, and arguments
+    // follow. False where there is none.
+    bool follow(std::vector<std::string> words);
     // A script in a word or in a document: it knows the variables as they are here.
     void inside(const std::string& text, std::size_t at_line);
 

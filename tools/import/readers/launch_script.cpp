@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <iterator>
 #include <set>
+#include <sstream>
 
 namespace moe::tools {
 namespace {
@@ -93,6 +95,16 @@ void take_launcher_words(SettingsFile& into, const std::vector<std::string>& wor
     }
 }
 
+// slime's options of the program itself, whose processes Ray starts.
+void take_ray_words(SettingsFile& into) {
+    const auto number = [&into](const char* name) {
+        const Setting* setting = into.find(name);
+        return setting != nullptr && setting->values.size() == 1 ? number_in(setting->values[0]) : 0;
+    };
+    into.nodes = std::max(into.nodes, number("--actor-num-nodes"));
+    into.processes = number("--actor-num-gpus-per-node");
+}
+
 // Where no command names a program, the file may be the arguments alone: their first word is a flag.
 bool arguments_alone(const std::string& text) {
     std::size_t at = 0;
@@ -174,9 +186,24 @@ void add_arguments(SettingsFile& into, const std::vector<std::string>& words, co
     if (!current.name.empty()) into.set(current);
 }
 
+SettingsFile settings_of_variables(const BashValues& values, const std::string& file) {
+    SettingsFile result;
+    for (const auto& [name, variable] : values.variables()) {
+        std::vector<std::string> words = variable.values;
+        if (!variable.array && words.size() == 1) {
+            std::istringstream text(words[0]);
+            words.assign(std::istream_iterator<std::string>(text), {});
+        }
+        if (!words.empty() && flag_like(words[0])) add_arguments(result, words, file, 0);
+    }
+    if (!result.settings.empty()) result.format = "megatron-lm";
+    return result;
+}
+
 SettingsFile read_launch_script(const std::string& text, const std::string& file, BashValues& values) {
     SettingsFile result;
     const bool alone = arguments_alone(text);
+    values.enter(file);
     BashRun run = follow_bash(alone ? as_one_line(text) : text, file, values);
     result.unread = std::move(run.unread);
     result.environment = std::move(run.exported);
@@ -200,7 +227,8 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
                                          command->words.begin());
     const std::vector<std::string> words(command->words.begin() + static_cast<std::ptrdiff_t>(begin),
                                          command->words.end());
-    add_arguments(result, words, file, command->line);
+    add_arguments(result, words, command->file, command->line);
+    if (result.processes == 0) take_ray_words(result);
     const auto named = [&](const char* part) {
         return std::any_of(before.begin(), before.end(),
                            [part](const std::string& w) { return w.find(part) != std::string::npos; });

@@ -46,6 +46,15 @@ SettingsFile read_settings(const std::vector<std::string>& files, const std::str
         if (!from.empty()) one.format = from;
         lay_over(all, std::move(one));
     }
+    // Files of a model's sizes start nothing: their arrays are the settings, under those of other files.
+    if (all.format.empty() || all.format == "megatron-lm") {
+        SettingsFile sizes = settings_of_variables(values, files.empty() ? "" : files.front());
+        const bool missing = sizes.find("--num-layers") != nullptr && all.find("--num-layers") == nullptr;
+        if (all.settings.empty() || missing) {
+            lay_over(sizes, std::move(all));
+            all = std::move(sizes);
+        }
+    }
     if (all.settings.empty())
         refuse("{}: starts no training: no command with flags and no section of settings was found",
                fmt::join(files, ", "));

@@ -19,6 +19,9 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
 void add_arguments(SettingsFile& into, const std::vector<std::string>& words, const std::string& file,
                    std::size_t line);
 
+// The flags in variables of scripts that start nothing: MODEL_ARGS=(--num-layers 2 ..), in files of a model's sizes.
+SettingsFile settings_of_variables(const BashValues& values, const std::string& file);
+
 // YAML: the recipes of Megatron-LM (ARGS or MODEL_ARGS beside ENV_VARS), else sections whose names are joined by
 // points.
 SettingsFile read_yaml(const std::string& text, const std::string& file, BashValues& values);
