@@ -9,9 +9,9 @@ namespace moe::memory {
 
 // Bytes: the hardware's context_bytes; where this project's engine trains a plan in BF16 on a GPU, the scratch of the
 // attention library, which keeps a backward's score gradients where every run shall have the same bits
-// (docs/notes/kernels-attention.md), what copies of offloaded tensors take, and packed operands of block-scaled products
-// (plan/block_scaling.hpp); under other stacks HybridEP's buffers,
-// under those on Megatron Core DeepEP's as well.
+// (docs/notes/kernels-attention.md), what copies of offloaded tensors take, and packed operands of block-scaled
+// products (plan/block_scaling.hpp); under other stacks HybridEP's buffers, under those on Megatron Core DeepEP's as
+// well.
 double library_memory(const plan::Plan& plan);
 
 // An EP group (with its ETP) that exchanges tokens by HybridEP: tokens of a rank before the exchange, their width,
