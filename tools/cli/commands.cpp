@@ -224,6 +224,7 @@ void add_import(CLI::App& app, ImportVerbOptions& o) {
     add(verb, "--hardware", o.hardware, "HARDWARE", "hardware profile, or the name of one")->required();
     add(verb, "--gpus", o.gpus, "N", "GPUs of the job (default: nodes times processes of each, as the file says)");
     add(verb, "--seq", o.seq, "S", "tokens of a sequence (default: as the file says)");
+    verb->add_flag("--alone", o.alone, "read the given files alone, and none that a script reads or starts");
     add(verb, "--stack", o.stack, "STACK", "software generation (default: the hardware's newest)");
     add(verb, "--out", o.out, "FILE", "write the plan to this file");
 }

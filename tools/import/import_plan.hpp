@@ -13,6 +13,7 @@ struct ImportRequest {
     std::vector<std::string> files;
     std::string from, model, hardware, stack; // names; empty: as the files, or the hardware, tell
     std::int64_t gpus = 0, seq = 0;           // 0: as the files tell
+    bool alone = false;                       // files that scripts read or start are not read
 };
 
 enum class Severity : unsigned char { error, warning, hint };

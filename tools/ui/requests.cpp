@@ -103,7 +103,7 @@ VerbCall import_call(const JsonObject& body, const std::string& folder) {
     body.only({"name", "text", "model", "config", "hardware", "gpus", "stack", "from"});
     const std::string name = "dropped-" + file_name(body.string("name"));
     write_file(folder + "/" + name, body.string("text"));
-    VerbCall call{{"import", name, "--json"}, "", false};
+    VerbCall call{{"import", name, "--alone", "--json"}, "", false};
     add_model(call, body, folder);
     for (const char* field : {"hardware", "stack", "from"}) add_word(call, body, field, field);
     add_number(call, body, "gpus");

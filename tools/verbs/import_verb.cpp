@@ -57,6 +57,7 @@ void import_verb(const ImportVerbOptions& options) {
     request.stack = options.stack;
     request.gpus = options.gpus;
     request.seq = options.seq;
+    request.alone = options.alone;
     Import import = import_plan(request);
     add_prices(import);
     if (!options.out.empty()) {

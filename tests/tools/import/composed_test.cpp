@@ -175,6 +175,8 @@ TEST_CASE("import: scripts that a script reads or starts are followed") {
     CHECK(read["plan"]["mesh"]["gpus"] == 16);
     CHECK(read["plan"]["mesh"]["ep"] == 4);
     CHECK(read["plan"]["model"]["hidden_size"] == 512);
+    // With --alone, which the page's imports have, no file that a script names is read.
+    check_line(folder.run("moe-plan import jobs/run.sh --hardware h100 --alone"), 2, "jobs/run.sh");
     // A file of sizes alone beside the rest.
     folder.write("rest.txt", common + "\n");
     const Json sizes =

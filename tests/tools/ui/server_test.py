@@ -92,6 +92,16 @@ def test_what_is_no_request():
         assert stream.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
+def test_a_script_reads_no_file_of_the_machine():
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = pathlib.Path(folder, "sizes.sh")
+        sizes.write_text("ARGS=(--num-layers 7 --hidden-size 512)\n")
+        script = f"source {sizes}\npython pretrain_gpt.py $" + "{ARGS[@]} --num-attention-heads 8 --vocab-size 512 --seq-length 64\n"
+        request = {"name": "run.sh", "text": script, "hardware": "h100", "gpus": 8}
+        _, _, text = SERVER.ask("POST", "/api/import", json.dumps(request))
+        assert "event: refused" in text and "says no layers" in text, text
+
+
 def test_a_search_and_what_follows():
     found = SERVER.result("search", SMALL)
     assert found["schema"] == "moe-plan/search/1" and len(found["plans"]) > 1

@@ -156,7 +156,7 @@ Truth BashWalk::started(BashCommand command, const SimpleCommand& s) {
 
 bool BashWalk::follow(std::vector<std::string> words) {
     namespace fs = std::filesystem;
-    if (has_unknown(words[0])) return false;
+    if (!values_.follows() || has_unknown(words[0])) return false;
     constexpr int most_ancestors = 4; // A script is started in its folder or in one above it.
     fs::path folder = fs::path(file_).parent_path(), path = folder / words[0];
     std::error_code none;

@@ -17,7 +17,9 @@ struct Variable {
 
 class BashValues {
 public:
-    explicit BashValues(std::string file) { enter(std::move(file)); }
+    // follows: whether files that a script reads or starts are read as well.
+    explicit BashValues(std::string file, bool follows = true) : follows_(follows) { enter(std::move(file)); }
+    bool follows() const { return follows_; }
 
     // The script that is read from here on, which $0 names; returns the one before.
     std::string enter(std::string file);
@@ -55,6 +57,7 @@ private:
     const Variable* find(const std::string& name) const;
     void count(std::size_t bytes, std::size_t line);
 
+    bool follows_ = true;
     std::string file_;
     Variable self_; // $0 and BASH_SOURCE
     Arguments arguments_;

@@ -38,9 +38,9 @@ void lay_over(SettingsFile& all, SettingsFile next) {
 
 } // namespace
 
-SettingsFile read_settings(const std::vector<std::string>& files, const std::string& from) {
+SettingsFile read_settings(const std::vector<std::string>& files, const std::string& from, bool alone) {
     SettingsFile all;
-    BashValues values(files.empty() ? "" : files.front());
+    BashValues values(files.empty() ? "" : files.front(), !alone);
     for (const std::string& file : files) {
         SettingsFile one = read_one(file, values);
         if (!from.empty()) one.format = from;

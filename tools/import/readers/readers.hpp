@@ -29,7 +29,8 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
 SettingsFile read_toml(const std::string& text, const std::string& file);
 
 // All of the files as one, later ones over earlier ones. `from`: the engine, empty: as the files tell. Throws Error
-// (bad_input) also where it cannot be told, or files are of several engines.
-SettingsFile read_settings(const std::vector<std::string>& files, const std::string& from);
+// (bad_input) also where it cannot be told, or files are of several engines. alone: no other file is read, whatever
+// scripts name.
+SettingsFile read_settings(const std::vector<std::string>& files, const std::string& from, bool alone);
 
 } // namespace moe::tools
