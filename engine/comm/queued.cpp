@@ -93,6 +93,7 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, device::D
     const int stages = fabric.mesh().group_size({plan::Domain::dense, plan::axis::pipeline});
     for (const program::Program* program : programs) {
         peer_blocks_ = std::min(peer_blocks_, program::peer_blocks(*program));
+        chunks_ = chunks_ || program::sends_chunks(*program);
         for (const program::Template& ops : program->templates)
             for (const program::Op& op : ops.ops) {
                 if (op.kind == program::OpKind::dispatch_tokens) {
@@ -153,7 +154,7 @@ void QueuedCommunicator::open_exchange(char* memory) {
         return against == 0.0f;
     };
     exchange_ = std::make_unique<SlotExchange>(library_, device_, SlotExchange::Place{to, group.ranks, group.index},
-                                               exchange_bytes_, all_agree);
+                                               chunks_ ? exchange_bytes_ : 0, all_agree);
     buffer_bytes_ += exchange_->bytes();
 }
 

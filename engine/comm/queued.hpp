@@ -173,6 +173,7 @@ private:
     std::unique_ptr<PeerMemory> peers_;
     plan::Group exchange_group_{};    // group of all_to_all_slots, whose ops are on one stream
     std::int64_t exchange_bytes_ = 0; // bytes of all slots of the largest of those ops; 0 = there are none
+    bool chunks_ = false;             // whether they are to travel in chunks, as the plan's price has it
     std::unique_ptr<SlotExchange> exchange_;
     std::map<Key, CollectiveLibrary::Member> members_;
     std::map<std::pair<plan::Domain, int>, GroupRank> group_ranks_;

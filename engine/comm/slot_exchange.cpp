@@ -46,6 +46,7 @@ SlotExchange::SlotExchange(const CollectiveLibrary& library, device::Device& dev
 // Why not; empty where all windows are open. Members come to all_agree() as often, whatever their own answers.
 std::string SlotExchange::opened(const CollectiveLibrary& library, std::int64_t slots_bytes,
                                  const std::function<bool(bool mine)>& all_agree) {
+    if (slots_bytes == 0) return "nearly all of their rows are expected to be filled";
     if (library.slot_window == nullptr) return "the library of collectives has no windows";
     constexpr const char* another = "another rank cannot have a window";
     std::string why;

@@ -22,8 +22,9 @@ public:
         std::vector<int> ranks; // ranks of the group
         int index = 0;          // index of this rank in the group
     };
-    // All members make theirs at the same time. slots_bytes: of all slots of the largest call. all_agree: whether every
-    // member's answer is yes, for which all wait. Never throws for what stands against windows: it is in by().
+    // All members make theirs at the same time. slots_bytes: of all slots of the largest call, 0 = they are to travel
+    // whole. all_agree: whether every member's answer is yes, for which all wait. Never throws for what stands against
+    // windows: it is in by().
     SlotExchange(const CollectiveLibrary& library, device::Device& device, Place place, std::int64_t slots_bytes,
                  const std::function<bool(bool mine)>& all_agree);
 

@@ -12,6 +12,7 @@
 namespace moe::cuda {
 
 inline constexpr int sum_pairs = 8, sum_threads = 2 * sum_pairs * warp_size; // The warps that sum come first.
+inline constexpr int sending_pairs = 5;                     // pairs that send before they take tokens of their own rank
 inline constexpr unsigned sum_piece = 4096, sum_pieces = 5; // bytes of a piece; pieces of a pair coming in at once
 
 // What a pair sums for the tokens of a tile: the rows of token t are from[end[t - 1]] up to from[end[t]].

@@ -205,13 +205,13 @@ __device__ void sum_tile(const Combine& c, const Routes& routes, Bringer& bringe
     bringer.bring(count, -1, c.s.row());
 }
 
-// Half of the pairs send first, then all take tokens of this rank.
+// Some pairs send first, then all take tokens of this rank.
 __device__ void bring_tiles(const Combine& c, const Routes& routes, Bringer bringer, int pair, unsigned call) {
     const PeerGroup& g = c.s.group;
     const int sources = g.ranks - 1;
     const auto rank_of = [&](std::int64_t number) { return static_cast<int>(g.rank + 1 + number % sources) % g.ranks; };
     for_each(
-        pair, sum_pairs / 2, c.s.tiles * sources,
+        pair, sending_pairs, c.s.tiles * sources,
         [&](std::int64_t number) {
             return c.s.lane_of(c.places + rank_of(number) * c.s.tokens * c.s.top_k, number / sources, -1);
         },
@@ -341,7 +341,7 @@ void dispatch_quantized(const PeerGroup& g, const TokenShape& s, const std::uint
 void combine(const PeerGroup& g, const TokenShape& s, Src rows, const std::int32_t* all_counts,
              const std::int32_t* row_of, const std::int32_t* places, const float* values, Dst y, Dst parts,
              float* by_copy, void* stream) {
-    const Combine c{tokens_of(g, s, sum_pairs / 2, row_bytes(s, rows.type)),
+    const Combine c{tokens_of(g, s, sending_pairs, row_bytes(s, rows.type)),
                     static_cast<const char*>(rows.data),
                     all_counts,
                     row_of,

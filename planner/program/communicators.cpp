@@ -7,6 +7,7 @@
 #include "planner/plan/stack_traits.hpp"
 #include "planner/program/peer_blocks.hpp"
 #include "planner/program/program.hpp"
+#include "planner/program/slot_chunks.hpp"
 
 #include <algorithm>
 #include <array>
@@ -67,7 +68,18 @@ std::int64_t slots_of(const Program& program, const Op& op) {
     return 2 * attr.ep * slot_rows(x.rows, y.rows) * row;
 }
 
+bool sends_chunks(const Program& program) {
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops) {
+            if (op.kind != OpKind::all_to_all_slots) continue;
+            const RowsAttr& attr = std::get<RowsAttr>(op.attr);
+            if (chunks_gain(tensor(program, op.out[0]).expected_rows / attr.ep, attr.capacity)) return true;
+        }
+    return false;
+}
+
 std::int64_t windows_of(const Program& program) {
+    if (!sends_chunks(program)) return 0;
     std::int64_t slots = 0;
     for (const Template& ops : program.templates)
         for (const Op& op : ops.ops)

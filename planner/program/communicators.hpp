@@ -34,7 +34,9 @@ constexpr std::int64_t slot_rows(std::int64_t x_rows, std::int64_t y_rows) { ret
 // Bytes of slots that an op's rows are packed into, which those on one stream share; 0 for most ops.
 std::int64_t slots_of(const Program& program, const Op& op);
 
-// Bytes that windows take through which domains exchange slots: what arrives, and over a network what leaves.
+// Whether domains exchange chunks of slots where their devices can, see chunks_gain(); else whole slots.
+bool sends_chunks(const Program& program);
+// Bytes that windows take through which they do: what arrives, and over a network what leaves.
 std::int64_t windows_of(const Program& program);
 
 // Bytes of the slots of all streams, each as large as its largest op's.

@@ -86,9 +86,11 @@ std::vector<memory::SegmentMemory> memory_beside_shared(SegmentCache& cache, con
         result.push_back(cache.size(plan, id).memory);
         for (const memory::SegmentMemory::Shared& s : result.back().shared) join(all, s);
     }
-    for (memory::SegmentMemory& memory : result) {
-        add(memory, memory.shared, -1);
-        add(memory, all, 1);
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        const lower::SegmentKind kind = segments[i].first.kind;
+        if (kind == lower::SegmentKind::embedding || lower::is_head(kind)) continue; // Before or behind all copies.
+        add(result[i], result[i].shared, -1);
+        add(result[i], all, 1);
     }
     return result;
 }

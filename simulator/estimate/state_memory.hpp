@@ -13,7 +13,7 @@ double passed_table_bytes(const plan::Plan& plan);
 // Weights and gradients of one bucket on one rank.
 double state_bytes(const plan::Plan& plan, const passes::BucketSize& bucket);
 
-// The memory of each of a stage's segments beside all buffers that its layers share, in the order of `segments`.
+// The memory of each of a stage's segments, in the order of `segments`: of layers beside all buffers that they share.
 std::vector<memory::SegmentMemory> memory_beside_shared(SegmentCache& cache, const plan::Plan& plan,
                                                         const Segments& segments);
 

@@ -55,18 +55,20 @@ program::TensorId MoeLayer::into_slots(emit::Builder& b, program::TensorId x, co
     return slots;
 }
 
-// CPUs send the rows that there are. GPUs of one host send chunks, by kernels that count the rows. Across hosts they do
-// so too where NCCL drives the network from the device, which has not run: whole slots are priced there.
+// CPUs send the rows that there are. GPUs of one host send chunks where that gains, by kernels that count the rows.
+// Across hosts they do so too where NCCL drives the network from the device, which has not run: whole slots are priced
+// there.
 program::TensorId MoeLayer::exchange_slots(emit::Builder& b, program::TensorId slots, bool back,
                                            const std::string& name) {
     const program::Tensor own = b.at(slots);
     const int domains = level(b).domains;
     const program::TensorId out = b.tensor(name, own.dtype, own.rows, own.cols, tokens_sent(b, domains));
     const machine::Hardware& hardware = *b.plan().hardware;
-    const auto each = static_cast<std::int64_t>(std::ceil(tokens_sent(b, domains) / domains));
-    const std::int64_t moved = b.plan().gpus <= hardware.gpus_per_node
-                                   ? domains * program::rows_in_chunks(each, slot_rows(b, domains))
-                                   : own.rows;
+    const double each = tokens_sent(b, domains) / domains;
+    const std::int64_t slot = slot_rows(b, domains);
+    const bool chunks = b.plan().gpus <= hardware.gpus_per_node && program::chunks_gain(each, slot);
+    const std::int64_t moved =
+        chunks ? domains * program::rows_in_chunks(static_cast<std::int64_t>(std::ceil(each)), slot) : own.rows;
     b.communicate(program::OpKind::all_to_all_slots, emit::groups::expert_outer, program::Stream::expert,
                   {slots, domain_counts_}, {out}, slots_attr(b, own.cols, back))
         .bytes =

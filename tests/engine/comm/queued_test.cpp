@@ -94,6 +94,14 @@ TEST_CASE("queued communication: domains exchange chunks where all ranks have wi
         check([]() -> const comm::CollectiveLibrary& { return prompt_library(Windows::one_closed); },
               "whole slots by messages: another rank cannot have a window", false);
     }
+    // A token goes to both of two domains nearly always: whole slots are quicker.
+    backend.collectives = []() -> const comm::CollectiveLibrary& { return prompt_library(Windows::all); };
+    const plan::Plan full = small_plan("qwen2", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}, {"domain", "1"}});
+    const std::int64_t before = bytes_in_chunks();
+    check_bits(train_three(full, 1, &backend), train_three(full));
+    CHECK(bytes_in_chunks() == before);
+    CHECK(train::Trainer(full, options).joined().slots_by ==
+          "whole slots by messages: nearly all of their rows are expected to be filled");
     backend.collectives = prompt_library;
     CHECK(train::Trainer(small_plan("qwen3", 4, {{"ep", "4"}}), options).joined().slots_by.empty());
 }

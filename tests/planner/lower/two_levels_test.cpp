@@ -14,6 +14,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -163,16 +164,43 @@ TEST_CASE("two levels: where every GPU is a domain, tokens are rows of their exp
     CHECK(ops_of(program, 0, program::OpKind::all_to_all_slots).size() == 4);
     const program::Communicators all = program::communicators_of(program, plan::Mesh(qwen3(4, 4, "l40s")));
     CHECK(all.pairwise == std::vector<int>{4});
-    // On one host, by kernels that count rows: the chunks that are filled, through windows for whole slots.
-    const plan::Plan plan = qwen3(4, 4, "l40s");
-    const double to_a_domain = plan::distinct_destinations(128, 8, 4, plan.model->kinds.back().moe->router) / 4.0;
-    const auto filled = static_cast<std::int64_t>(std::ceil(4096.0 * to_a_domain));
-    for (const program::Op* op : ops_of(program, 0, program::OpKind::all_to_all_slots)) {
-        const program::Tensor& x = first(program, op);
-        const double row = static_cast<double>(program::bytes_of(x.dtype, x.cols));
-        CHECK(op->bytes == 4.0 * program::rows_in_chunks(filled, 4096) * row);
-        CHECK(op->bytes < static_cast<double>(x.bytes()));
-    }
-    CHECK(all.window_bytes == std::int64_t{2} * 4 * 4096 * 2048 * 2);
     CHECK(program::windows_of(lower::lower(qwen3(32, 8), 0)) == 0);
+}
+
+// Four GPUs of one host, each a domain, of which `fill` have some of a token's experts.
+TEST_CASE("two levels: slots of one host travel in chunks where few of their rows are filled, else whole") {
+    struct Case {
+        const char* model;
+        double fill, capacity;
+        bool chunks;
+    };
+    // 128 experts of which a token has 8, and 8 of which it has 2: not in three quarters of them.
+    const double many = 1.0 - 96.0 / 128 * 95 / 127 * 94 / 126 * 93 / 125 * 92 / 124 * 91 / 123 * 90 / 122 * 89 / 121,
+                 few = 1.0 - 6.0 / 8 * 5 / 7;
+    for (const Case& c : {Case{"Qwen3-30B-A3B", many, 0.0, false}, Case{"Mixtral-8x7B", few, 0.0, true},
+                          Case{"Mixtral-8x7B", few, 1.125, false}, Case{"Mixtral-8x7B", few, 1.5, true}}) {
+        CAPTURE(c.model);
+        CAPTURE(c.capacity);
+        plan::Plan plan = qwen3(4, 4, "l40s");
+        plan.model = std::make_shared<const model::Model>(families::load_model(c.model));
+        plan.capacity = c.capacity;
+        const program::Program program = lower::lower(plan, 0);
+        const auto slots = ops_of(program, 0, program::OpKind::all_to_all_slots);
+        REQUIRE(slots.size() == 4);
+        std::int64_t largest = 0;
+        for (const program::Op* op : slots) {
+            const program::Tensor& x = first(program, op);
+            const std::int64_t slot = std::get<program::RowsAttr>(op->attr).capacity;
+            const auto filled = static_cast<std::int64_t>(std::ceil(4096.0 * c.fill));
+            const std::int64_t rows = c.chunks ? program::rows_in_chunks(filled, slot) : slot;
+            CHECK(program::chunks_gain(4096.0 * c.fill, slot) == c.chunks);
+            CHECK(op->bytes == static_cast<double>(4 * rows * program::bytes_of(x.dtype, x.cols)));
+            if (c.chunks) CHECK(op->bytes < static_cast<double>(x.bytes()));
+            largest = std::max(largest, x.bytes());
+        }
+        // What the engine asks, and the memory that its windows take.
+        CHECK(program::sends_chunks(program) == c.chunks);
+        CHECK(program::windows_of(program) == (c.chunks ? 2 * largest : 0));
+        CHECK(program::communicators_of(program, plan::Mesh(plan)).window_bytes == program::windows_of(program));
+    }
 }
