@@ -60,20 +60,27 @@ Buffers ends_of(SegmentCache& cache, const plan::Plan& plan, lower::SegmentKind 
 
 namespace {
 
-// Adds what is not in the list yet.
-void join(std::vector<memory::SegmentMemory::Shared>& list, const memory::SegmentMemory::Shared& more) {
-    const auto same = std::find_if(list.begin(), list.end(), [&more](const memory::SegmentMemory::Shared& s) {
+// Buffers of one shape are there from the first of a stage's segments that has them to the last.
+struct SharedSpan {
+    memory::SegmentMemory::Shared shared;
+    std::size_t first = 0, last = 0;
+};
+
+void extend(std::vector<SharedSpan>& spans, const memory::SegmentMemory::Shared& more, std::size_t at) {
+    const auto same = std::find_if(spans.begin(), spans.end(), [&more](const SharedSpan& span) {
+        const memory::SegmentMemory::Shared& s = span.shared;
         return s.backward == more.backward && s.dtype == more.dtype && s.rows == more.rows && s.cols == more.cols;
     });
-    if (same == list.end())
-        list.push_back(more);
-    else
-        same->count = std::max(same->count, more.count);
+    if (same == spans.end()) {
+        spans.push_back({more, at, at});
+        return;
+    }
+    same->shared.count = std::max(same->shared.count, more.count);
+    same->last = at;
 }
 
-void add(memory::SegmentMemory& memory, const std::vector<memory::SegmentMemory::Shared>& list, int times) {
-    for (const memory::SegmentMemory::Shared& s : list)
-        (s.backward ? memory.backward : memory.forward) += times * s.count * s.bytes;
+void add(memory::SegmentMemory& memory, const memory::SegmentMemory::Shared& s, int times) {
+    (s.backward ? memory.backward : memory.forward) += times * s.count * s.bytes;
 }
 
 } // namespace
@@ -81,16 +88,15 @@ void add(memory::SegmentMemory& memory, const std::vector<memory::SegmentMemory:
 std::vector<memory::SegmentMemory> memory_beside_shared(SegmentCache& cache, const plan::Plan& plan,
                                                         const Segments& segments) {
     std::vector<memory::SegmentMemory> result;
-    std::vector<memory::SegmentMemory::Shared> all;
-    for (const auto& [id, times] : segments) {
-        result.push_back(cache.size(plan, id).memory);
-        for (const memory::SegmentMemory::Shared& s : result.back().shared) join(all, s);
+    std::vector<SharedSpan> spans;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        result.push_back(cache.size(plan, segments[i].first).memory);
+        for (const memory::SegmentMemory::Shared& s : result.back().shared) extend(spans, s, i);
     }
     for (std::size_t i = 0; i < result.size(); ++i) {
-        const lower::SegmentKind kind = segments[i].first.kind;
-        if (kind == lower::SegmentKind::embedding || lower::is_head(kind)) continue; // Before or behind all copies.
-        add(result[i], result[i].shared, -1);
-        add(result[i], all, 1);
+        for (const memory::SegmentMemory::Shared& s : result[i].shared) add(result[i], s, -1);
+        for (const SharedSpan& span : spans)
+            if (span.first <= i && i <= span.last) add(result[i], span.shared, 1);
     }
     return result;
 }

@@ -13,7 +13,8 @@ double passed_table_bytes(const plan::Plan& plan);
 // Weights and gradients of one bucket on one rank.
 double state_bytes(const plan::Plan& plan, const passes::BucketSize& bucket);
 
-// The memory of each of a stage's segments, in the order of `segments`: of layers beside all buffers that they share.
+// The memory of each of a stage's segments, in the order of `segments`, beside the buffers that layers before and
+// behind it share.
 std::vector<memory::SegmentMemory> memory_beside_shared(SegmentCache& cache, const plan::Plan& plan,
                                                         const Segments& segments);
 
