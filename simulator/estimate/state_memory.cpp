@@ -9,9 +9,10 @@
 namespace moe::estimate {
 
 double passed_table_bytes(const plan::Plan& plan) {
-    if (plan.lora.on()) return 0.0; // The table is frozen.
-    const double table = passes::gradient_bytes(plan) * static_cast<double>(plan.padded_vocab() / plan.tp) *
-                         static_cast<double>(plan.model->hidden);
+    if (plan.lora.on()) return 0.0;                          // The table is frozen.
+    const std::int64_t rows = plan.padded_vocab() / plan.tp; // multiple of TP
+    const double table =
+        passes::gradient_bytes(plan) * static_cast<double>(rows) * static_cast<double>(plan.model->hidden);
     return emit::shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // The table is reduced.
 }
 
