@@ -91,6 +91,10 @@ def test_launch_and_import_go_round(found, tmp_path):
     assert launched.engine == "megatron-lm" and "--tensor-model-parallel-size" in launched.args
     read = moe_plan.import_plan(tmp_path / "train.sh", hardware="h100", model="tiny-qwen3-moe")
     assert read.plan.mesh == plan.mesh
+    (tmp_path / "caller.sh").write_text(f"bash {tmp_path / 'train.sh'}\n")
+    assert moe_plan.import_plan(tmp_path / "caller.sh", hardware="h100", model="tiny-qwen3-moe", seq=64).plan.workload.seq == 64
+    with pytest.raises(moe_plan.InvalidInput):
+        moe_plan.import_plan(tmp_path / "caller.sh", hardware="h100", model="tiny-qwen3-moe", alone=True)
     plan.write(tmp_path / "plan.json")
     with pytest.warns(moe_plan.PlanWarning, match="execute cannot run this plan"):
         assert "#SBATCH" in moe_plan.launch(tmp_path / "plan.json", "slurm").text

@@ -98,8 +98,11 @@ def launch(plan: PlanLike, to: Job | Engine, *, data: str | None = None, argumen
 
 def import_plan(*files: Path, hardware: Profile, model: Profile | None = None, gpus: int | None = None, stack: Path | None = None,
                 from_: Literal["megatron-lm", "megatron-bridge", "torchtitan", "automodel"] | None = None,
-                out: Path | None = None) -> Import:
-    """Reads another engine's launch files as a plan, later files over earlier ones, and says what speaks against it."""
+                seq: int | None = None, alone: bool = False, out: Path | None = None) -> Import:
+    """Reads another engine's launch files as a plan, later files over earlier ones, and says what speaks against it.
+
+    A launch file that says no length of sequences needs `seq`. With `alone` no file is read but `files`.
+    """
     options = dict(locals())
     return _called(Import, "import", list(options.pop("files")), options)
 
