@@ -4,7 +4,6 @@
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/scratch.hpp"
-#include "kernels/cuda/sm90/launch.cuh"
 
 namespace moe {
 namespace {
@@ -90,8 +89,6 @@ const Kernels* cuda_kernels() {
                                   !cuda_attention_library().empty(); // The library is opened before any capture.
     return supported ? &table : nullptr;
 }
-
-bool cuda_has_tiles() { return cuda::sm90::multiprocessors() > 0; }
 
 void cuda_forget_stream(void* stream) {
     cuda::forget_attention_stream(stream);

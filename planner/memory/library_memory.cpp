@@ -26,7 +26,7 @@ struct Piece {
     std::int64_t score_bytes() const { return rounded(queries, 64) * rounded(keys, 128) * 2; } // bytes of a head
 };
 
-// The largest piece, cut as kernels/cuda/attention_pieces.cu cuts it.
+// The largest piece, cut as kernels/cuda/attention/attention_pieces.cu cuts it.
 Piece largest_piece(const AttentionWork& w) {
     const std::int64_t share = w.heads / std::max<std::int64_t>(w.kv_heads, 1);
     Piece p{w.batch, w.kv_heads, share, w.seq, w.seq, false};

@@ -68,8 +68,8 @@ class Includes(TreeTest):
         self.fails("engine/ may not include simulator/", "includes.py", self.root)
 
     def test_kernels_include_kernels_alone(self):
-        self.write("kernels/cuda/gemm.cu", '#include "planner/plan/plan.hpp"\n')
-        self.fails("kernels/cuda/gemm.cu:1: kernels/ may not include planner/", "includes.py", self.root)
+        self.write("kernels/cuda/products/gemm.cu", '#include "planner/plan/plan.hpp"\n')
+        self.fails("kernels/cuda/products/gemm.cu:1: kernels/ may not include planner/", "includes.py", self.root)
 
     def test_nothing_includes_a_test(self):
         self.write("tools/main.cpp", '#include "tests/support/draws.hpp"\n')

@@ -1,5 +1,5 @@
 // Windows by NCCL's device API, where the library that was opened has the one that the kernels are compiled with.
-#include "kernels/cuda/nccl_windows.hpp"
+#include "kernels/cuda/tokens/nccl_windows.hpp"
 #include "engine/backends/cuda/nccl.hpp"
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
