@@ -12,7 +12,7 @@ The rules:
   parsers    text becomes JSON in planner/base/json.cpp alone (streams of events aside), and no source calls std::stoi and
              its kin or atoi, whose exceptions and silence name no file
   document   the table of docs/architecture.md below "Include order of folders" is the list
-A floor without listed folders (kernels) is one folder to these rules.
+A floor without listed folders is one folder to these rules.
 """
 import pathlib
 import re
