@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """How far a profile's plans are off on other cards of its kind, and what factors that cards' steps tell would make of it.
 
-    tools/bench/cards.py build/tools/moe-plan PROFILE DOCUMENT.. [--without TEXT] [--residuals FILE]
+    tools/bench/cards.py build/tools/moe-plan PROFILE DOCUMENT.. [--without TEXT] [--residuals FILE] [--kinds]
 
 Documents are those of tools/gpu-check, a card each, or several. The plans are priced once by PROFILE. Then seconds of products and
 attention get a factor, and the other ones a factor or the step a constant, by least squares on the other documents, each of which counts
 alike: no document's own steps are in its factors. Prints of every document how far steps are off in the mean (with the sign in brackets)
 and at worst. --without leaves out plans whose name holds TEXT. --residuals adds log(predicted / measured rate) of all steps to FILE, a list of
-rows as in profiles/measured/gpu-residuals.json, from which replay has its intervals on calibrated GPUs.
+rows as in profiles/measured/gpu-residuals.json, from which replay has its intervals on calibrated GPUs. --kinds prints instead which kinds of
+ops are off alike on all cards: by how much of a step, in the mean over plans, with the deviation of the documents, and priced over measured.
 """
 import argparse
+import collections
 import json
 import math
 import os
@@ -27,7 +29,7 @@ COMPUTES = ("gemm", "grouped_gemm", "attention")
 
 
 def priced(program, profile, gpus, without):
-    """By plan: its model's class, TFLOPS, and the seconds of a step that computes and that does not."""
+    """By plan: its model's class, TFLOPS, seconds of its step, and those by kind of op."""
     os.environ.setdefault("MOE_PLAN_PROFILES", str(repriced.ROOT / "profiles"))
     check, found = repriced.gpu_check(), {}
     with tempfile.TemporaryDirectory() as folder:
@@ -42,8 +44,7 @@ def priced(program, profile, gpus, without):
                 continue
             said = json.loads(subprocess.run([program, "replay", "plan.json", "--trace", trace, "--json"], cwd=folder, check=True,
                                              capture_output=True, text=True).stdout)
-            computes = sum(s for name_of, s in repriced.kinds(trace).items() if name_of.startswith(COMPUTES))
-            found[name] = model["architectures"][0], said["tflops_per_gpu"], computes, said["step_seconds"] - computes
+            found[name] = model["architectures"][0], said["tflops_per_gpu"], said["step_seconds"], repriced.kinds(trace)
     return found
 
 
@@ -66,10 +67,11 @@ def steps_of(document, plans):
     """Pairs of (seconds that compute, other seconds) as priced, over the measured seconds of the step, and 1 ms over them."""
     reached = {row["name"]: row["reference"] for row in document["rows"]}
     steps = []
-    for name, (_, tflops, computes, rest) in plans.items():
+    for name, (_, tflops, step, kinds) in plans.items():
         if reached.get(name + ": step"):
-            measured = (computes + rest) * tflops / reached[name + ": step"]
-            steps.append((computes / measured, rest / measured, 1e-3 / measured))
+            measured = step * tflops / reached[name + ": step"]
+            computes = sum(seconds for kind, seconds in kinds.items() if kind.startswith(COMPUTES))
+            steps.append((computes / measured, (step - computes) / measured, 1e-3 / measured))
     return steps
 
 
@@ -118,6 +120,34 @@ def tell(documents):
               f"worst step {max(abs(x) for e in off for x in e):.1%}; cards deviate by {statistics.stdev(statistics.mean(e) for e in off):.2%}")
 
 
+def kinds_of(document, plans):
+    """By kind of op: pairs of (priced, measured) shares of the measured step, one of each plan that has it."""
+    reached, found = {row["name"]: row["reference"] for row in document["rows"]}, collections.defaultdict(list)
+    for plan in document["plans"]:
+        if plan["name"] not in plans or not reached.get(plan["name"] + ": step"):
+            continue
+        _, tflops, step, kinds = plans[plan["name"]]
+        measured = step * tflops / reached[plan["name"] + ": step"]
+        for kind in plan["by_kind"]:
+            if not kind["kind"].startswith(repriced.WAITS + ("copy_",)):
+                found[kind["kind"]].append((kinds[kind["kind"]] / measured, kind["measured_seconds"] / measured))
+    return found
+
+
+def tell_kinds(documents):
+    """The kinds that are off by 0.05 % of a step or more, the farthest first."""
+    off, ratios = collections.defaultdict(list), collections.defaultdict(list)
+    for kinds in documents:
+        plans = max(map(len, kinds.values()))
+        for kind, pairs in kinds.items():
+            off[kind].append(sum(priced - measured for priced, measured in pairs) / plans)
+            ratios[kind].append(sum(priced for priced, _ in pairs) / sum(measured for _, measured in pairs))
+    for kind in sorted(off, key=lambda kind: -abs(statistics.mean(off[kind]))):
+        if abs(statistics.mean(off[kind])) >= 5e-4:
+            print(f"{kind:<20} {statistics.mean(off[kind]):+.2%} of a step, documents deviate by {statistics.pstdev(off[kind]):.2%}; "
+                  f"priced over measured {statistics.mean(ratios[kind]):.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=pathlib.Path)
@@ -125,10 +155,13 @@ def main():
     parser.add_argument("documents", nargs="+", type=pathlib.Path)
     parser.add_argument("--without", default="")
     parser.add_argument("--residuals", type=pathlib.Path)
+    parser.add_argument("--kinds", action="store_true")
     said = parser.parse_args()
     profile = str(pathlib.Path(said.profile).resolve()) if pathlib.Path(said.profile).is_file() else said.profile
     documents = {path: json.loads(path.read_text()) for path in said.documents}
     plans = {gpus: priced(said.program.resolve(), profile, gpus, said.without) for gpus in {gpus_of(d) for d in documents.values()}}
+    if said.kinds:
+        return tell_kinds([kinds_of(document, plans[gpus_of(document)]) for document in documents.values()])
     if said.residuals:
         rows = json.loads(said.residuals.read_text()) if said.residuals.exists() else []
         for path, document in documents.items():
