@@ -5,7 +5,7 @@
 #include "planner/plan/plan.hpp"
 #include "tools/measured/settled.hpp"
 #include "tools/print/table.hpp"
-#include "tools/report/log_warnings.hpp"
+#include "tools/report/job_warnings.hpp"
 
 #include <algorithm>
 #include <cmath>

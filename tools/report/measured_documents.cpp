@@ -125,6 +125,7 @@ std::string profile_comparison_document(const ProfileComparison& c, const Profil
                                          {"kernels", c.unmatched[i].kernels},
                                          {"seconds", c.unmatched[i].seconds},
                                          {"share", c.unmatched[i].share}});
+    document["warnings"] = subject.warnings;
     return stamped(schema::compare_profile, document);
 }
 

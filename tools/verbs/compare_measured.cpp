@@ -11,6 +11,7 @@
 #include "tools/measured/nsight.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/job_warnings.hpp"
 #include "tools/report/measured_documents.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
@@ -194,11 +195,13 @@ void compare_with_profile(const CompareOptions& options) {
         options.kernels.empty() ? kernel_table_of(predicted.plan.stack) : load_kernel_table(options.kernels);
     subject.table = table.name;
     const ProfileComparison c = compare_profile(predicted.simulation.timeline, representative, profile, steps, table);
+    subject.warnings = profile_warnings(predicted.plan, profile, c, measured_tflops(c, subject));
     if (options.json) return print(profile_comparison_document(c, subject, profile, steps));
     Console console(options);
     console.table(side_table(c, subject));
     if (options.quiet) return;
     say_profile(console, c, subject, profile, steps);
+    for (const std::string& warning : subject.warnings) console.warn("{}", warning);
     console.line("");
     console.table(rows_table(c));
     if (c.unmatched.empty()) return;

@@ -1,5 +1,5 @@
-// Holds what a log says of its job, and what its figures imply, to the plan.
-#include "tools/report/log_warnings.hpp"
+// Holds what a log or a profile says of its job, and what its figures imply, to the plan.
+#include "tools/report/job_warnings.hpp"
 
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -13,6 +13,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <utility>
 
 namespace moe::tools {
 
@@ -24,6 +25,8 @@ constexpr double odd_tokens = 0.1, odd_peak = 0.1, odd_memory = 0.1, odd_spread 
 // Percentages are logged to two decimals; below these nothing can be divided by them.
 constexpr double least_mfu = 1.0, least_memory_percent = 5.0;
 constexpr std::size_t few_iterations = 3;
+// Shares of a step or of its kernels that a profile may lack.
+constexpr double much = 0.05, much_unmatched = 0.3;
 
 bool apart(double a, double b, double share) { return std::abs(std::log(a / b)) > share; }
 
@@ -80,14 +83,62 @@ std::string job_differences(const plan::Plan& plan, const TrainingLog& log, cons
     return all;
 }
 
+// Lines of warnings, each behind whose log or profile it is.
+class Warnings {
+public:
+    explicit Warnings(std::string subject) : subject_(std::move(subject)) {}
+    template <typename... Args>
+    void operator()(fmt::format_string<Args...> text, Args&&... args) {
+        lines_.push_back(subject_ + ": " + fmt::format(text, std::forward<Args>(args)...));
+    }
+    std::vector<std::string> lines() const { return lines_; }
+
+private:
+    std::string subject_;
+    std::vector<std::string> lines_;
+};
+
+// A rate by the plan's own FLOPs that its GPUs cannot reach says that the job did less.
+void check_rate(const machine::Hardware& hardware, double tflops, Warnings& warn) {
+    const double peak = *std::max_element(hardware.peak_flops.begin(), hardware.peak_flops.end()) / 1e12;
+    if (peak > 0.0 && tflops > peak)
+        warn("by the plan's FLOPs a GPU would do {:.4g} TFLOP/s, and the plan's {} can do {:.4g}: model, batch, "
+             "sequence "
+             "or GPUs are others than the plan's",
+             tflops, hardware.name, peak);
+}
+
+// capacity: GiB of a GPU, where it is known.
+void check_capacity(const machine::Hardware& hardware, const std::optional<double>& capacity, Warnings& warn) {
+    if (capacity && apart(*capacity, gib(hardware.memory_bytes), odd_memory))
+        warn("its GPUs have {:.4g} GiB, the plan's {} has {:.4g}: the GPUs may be others", *capacity, hardware.name,
+             gib(hardware.memory_bytes));
+}
+
 } // namespace
+
+std::vector<std::string> profile_warnings(const plan::Plan& plan, const DeviceProfile& profile,
+                                          const ProfileComparison& comparison, double tflops) {
+    Warnings warn(profile.source);
+    if (plan.hardware && plan.hardware->memory_bytes > 0.0) {
+        check_capacity(*plan.hardware, profile.gpu_gib, warn);
+        check_rate(*plan.hardware, tflops, warn);
+    }
+    std::string missing;
+    for (const ProfileRow& row : comparison.rows)
+        if (row.kernels == 0.0 && row.predicted > much * comparison.predicted.step)
+            missing += (missing.empty() ? "" : ", ") + row.name;
+    if (!missing.empty())
+        warn("no kernel of it is of kinds that take more than {:.0f}% of the plan's step: {}", 100.0 * much, missing);
+    if (comparison.kernel_seconds > 0.0 && comparison.unmatched_seconds > much_unmatched * comparison.kernel_seconds)
+        warn("{:.0f}% of the kernels' time is of names that no rule knows: give rules with --kernels",
+             100.0 * comparison.unmatched_seconds / comparison.kernel_seconds);
+    return warn.lines();
+}
 
 std::vector<std::string> log_warnings(const plan::Plan& plan, const TrainingLog& log,
                                       const std::vector<const LogValues*>& used, const LogComparison& comparison) {
-    std::vector<std::string> warnings;
-    const auto warn = [&]<typename... Args>(fmt::format_string<Args...> text, Args&&... args) {
-        warnings.push_back(log.engine + ": " + fmt::format(text, std::forward<Args>(args)...));
-    };
+    Warnings warn(log.engine);
     const auto gpus = gpus_of(plan, log, used);
     if (const std::string all = job_differences(plan, log, gpus); !all.empty())
         warn("the job is another than the plan's: {}", all);
@@ -128,9 +179,8 @@ std::vector<std::string> log_warnings(const plan::Plan& plan, const TrainingLog&
         });
         const auto& told = value_of(log.facts, LogField::capacity_gib);
         const auto capacity = told ? told : by_percent;
-        if (capacity && apart(*capacity, gib(hardware.memory_bytes), odd_memory))
-            warn("its GPUs have {:.4g} GiB, the plan's {} has {:.4g}: the GPUs may be others", *capacity, hardware.name,
-                 gib(hardware.memory_bytes));
+        check_capacity(hardware, capacity, warn);
+        check_rate(hardware, comparison.measured_tflops, warn);
         const double held = std::max(log.allocated_gib.value_or(0.0), log.reserved_gib.value_or(0.0));
         if (!capacity && held > gib(hardware.memory_bytes))
             warn("it held {:.4g} GiB of a GPU, the plan's {} has {:.4g}: the GPUs may be others", held, hardware.name,
@@ -146,7 +196,7 @@ std::vector<std::string> log_warnings(const plan::Plan& plan, const TrainingLog&
     else if (used.size() < few_iterations)
         warn("the median is of {} iteration{}: give a log of more iterations", used.size(),
              used.size() == 1 ? "" : "s");
-    return warnings;
+    return warn.lines();
 }
 
 } // namespace moe::tools

@@ -1,8 +1,8 @@
-// Warnings where a log's job is unlike the plan, one by one, and none where it is like it.
+// Warnings where the job of a log or a profile is unlike the plan, one by one, and none where it is like it.
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
-#include "tools/report/log_comparison.hpp"
+#include "tools/report/job_warnings.hpp"
 
 #include <doctest/doctest.h>
 
@@ -155,6 +155,44 @@ TEST_CASE("log warnings: steps that scatter, or are of two kinds") {
         set(log, field, std::nullopt);
     for (std::size_t i = 0; i < log.steps.size(); ++i) value_of(log.steps[i], LogField::seconds) = i % 2 ? 2.0 : 3.0;
     check_one(log, "80% of its steps lie");
+}
+
+TEST_CASE("log warnings: a rate that the plan's GPUs cannot reach") {
+    TrainingLog log = fitting_log();
+    for (LogValues& step : log.steps) {
+        LogValues bare;
+        value_of(bare, LogField::seconds) = 0.5; // The plan's FLOPs make 1,200 TFLOP/s of it.
+        step = bare;
+    }
+    check_one(log, "by the plan's FLOPs a GPU would do 1200 TFLOP/s, and the plan's card can do 1000");
+}
+
+TEST_CASE("profile warnings: other GPUs, an unreachable rate, kinds without kernels, unmatched names") {
+    DeviceProfile profile;
+    profile.source = "Profiler";
+    profile.gpu_gib = 80.0;
+    ProfileComparison fits;
+    fits.predicted.step = 10.0;
+    fits.kernel_seconds = 8.0;
+    fits.unmatched_seconds = 2.0;
+    fits.rows.resize(3);
+    fits.rows[0] = {"gemm", {}, false, 4, 4.0, 5.0, 0.0, 5.0};
+    fits.rows[1] = {"rope", {}, false, 4, 0.0, 0.1, 0.0, 0.0}; // It takes too little to matter.
+    const auto warnings = [&](const ProfileComparison& c, double tflops) {
+        return profile_warnings(small_plan(), profile, c, tflops);
+    };
+    CHECK(warnings(fits, 400.0).empty());
+    REQUIRE(warnings(fits, 1001.0).size() == 1);
+    CHECK(warnings(fits, 1001.0)[0].starts_with("Profiler: by the plan's FLOPs a GPU would do 1001 TFLOP/s"));
+    ProfileComparison other = fits;
+    other.rows[2] = {"attention", {}, false, 4, 0.0, 1.0, 0.0, 0.0};
+    other.unmatched_seconds = 4.0;
+    profile.gpu_gib = 192.0;
+    const std::vector<std::string> all = warnings(other, 400.0);
+    REQUIRE(all.size() == 3);
+    CHECK(all[0].find("its GPUs have 192 GiB, the plan's card has 80") != std::string::npos);
+    CHECK(all[1].find("more than 5% of the plan's step: attention") != std::string::npos);
+    CHECK(all[2].find("50% of the kernels' time") != std::string::npos);
 }
 
 TEST_CASE("log warnings: too few iterations, and steps skipped in all of them") {
