@@ -167,7 +167,7 @@ void add_compare(CLI::App& app, CompareOptions& o) {
         ->required()
         ->expected(1, 2);
     add(verb, "--log", o.log, "FILE",
-        "training log of Megatron-LM, Megatron-Bridge, torchtitan or NeMo AutoModel (also .gz)");
+        "training log of Megatron-LM, torchtitan, NeMo or another known engine (also .gz)");
     add(verb, "--profile", o.profile, "FILE",
         "trace of PyTorch's profiler (.json, .json.gz), or SQLite export of Nsight Systems");
     add(verb, "--steps", o.steps, "N", "with --profile: steps that it holds (default: its ProfilerStep#N)");

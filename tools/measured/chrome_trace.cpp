@@ -132,7 +132,9 @@ private:
         } else if (depth_ == 2 && part_ == "distributedInfo") {
             if (member_ == "rank") profile_.rank = whole(value, "rank");
             if (member_ == "world_size") profile_.world_size = whole(value, "world_size");
-        }
+        } else if (depth_ == 3 && part_ == "deviceProperties" && member_ == "totalGlobalMem" && !profile_.gpu_gib &&
+                   value > 0.0)
+            profile_.gpu_gib = value / (1 << 30);
         return true;
     }
     int whole(double value, const char* what) const {

@@ -38,6 +38,7 @@ struct DeviceProfile {
     std::unordered_map<std::int64_t, double> launches; // seconds at which the host launched, by correlation
     std::optional<int> rank, world_size;               // numbers where the profile says them
     std::string gpu;                                   // name of the device, "" where the profile does not say
+    std::optional<double> gpu_gib;                     // its memory
 };
 
 // Interns names: a profile has millions of events and a few hundred names.

@@ -2,15 +2,20 @@
 #include "tools/measured/log_reader.hpp"
 
 #include "planner/base/error.hpp"
+#include "tools/measured/wrapped.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <set>
+#include <utility>
 
 namespace moe::tools {
 
 namespace {
 
 constexpr std::size_t most_lines = 20'000'000, most_sources = 4096;
+constexpr std::size_t most_late = 3; // steps among which one is looked for that another rank has printed
 
 struct LoggedRun {
     std::vector<std::vector<LogValues>> lines; // lines by kind of LogFormat::iterations
@@ -35,6 +40,15 @@ void complete(LogValues& values, const LogValues& more) {
         if (!values[i]) values[i] = more[i];
 }
 
+bool matches(const LogLine& kind, const LogRecord& record) {
+    return kind.matches(record.glued) || (record.wrapped() && kind.matches(record.spaced));
+}
+LogValues read(const LogLine& kind, const LogRecord& record, bool peak = false) {
+    LogValues values = kind.read(record.glued, peak);
+    if (record.wrapped()) complete(values, kind.read(record.spaced, peak));
+    return values;
+}
+
 // The lines that one rank printed, or all ranks where nothing tells them apart.
 struct Source {
     std::vector<LoggedRun> runs;
@@ -55,27 +69,23 @@ public:
     explicit Collector(const LogFormat& format) : format_(&format) {}
 
     const LogFormat& format() const { return *format_; }
-    std::size_t score() const { return score_; }
     bool tells_steps() const { return steps_ > 0; }
+    // Of two formats that of the log has more of: lines, then numbers in them; else it is one that is refused.
+    std::array<std::size_t, 3> score() const { return {lines_, format_->refused.empty() ? 0U : 1U, numbers_}; }
 
-    void take(const std::string& source, std::string_view line) {
+    void take(const std::string& source, const LogRecord& record) {
         for (const std::string& text : format_->start)
-            if (line.find(text) != std::string_view::npos) begin(source);
+            if (record.glued.find(text) != std::string_view::npos) begin(source);
         for (const LogLine& kind : format_->facts)
-            if (kind.matches(line)) {
+            if (matches(kind, record)) {
                 begin(source);
-                complete(current(source).facts, kind.read(line));
-                ++score_;
+                complete(current(source).facts, counted(read(kind, record)));
             }
         for (const LogLine& kind : format_->memory)
-            if (kind.matches(line)) {
-                raise_memory(current(source).peaks, kind.read(line, true));
-                ++score_;
-            }
+            if (matches(kind, record)) raise_memory(current(source).peaks, counted(read(kind, record, true)));
         for (std::size_t kind = 0; kind < format_->iterations.size(); ++kind)
-            if (format_->iterations[kind].matches(line)) {
-                add(source, kind, format_->iterations[kind].read(line));
-                ++score_;
+            if (matches(format_->iterations[kind], record)) {
+                add(source, kind, counted(read(format_->iterations[kind], record)));
                 ++steps_;
                 return;
             }
@@ -96,6 +106,7 @@ public:
         LogValues peaks = source.runs[chosen].peaks;
         log.facts = source.runs[chosen].facts;
         log.steps = steps_of(source.runs[chosen]);
+        log.from_elapsed = add_differences(log.steps);
         for (const auto& [other_name, other] : sources_) {
             if (&other == &source || other.runs.size() < from_end) continue;
             const LoggedRun& run = other.runs[other.runs.size() - from_end];
@@ -111,6 +122,11 @@ public:
     }
 
 private:
+    LogValues counted(LogValues values) {
+        ++lines_;
+        for (const auto& value : values) numbers_ += value ? 1 : 0;
+        return values;
+    }
     static bool before(const Source& a, const Source& b) {
         return std::pair(a.length(), a.longest_run()) < std::pair(b.length(), b.longest_run());
     }
@@ -133,18 +149,32 @@ private:
         if (source.runs.back().length() > 0) source.runs.push_back(fresh());
     }
 
+    // The line of this step that another rank has printed: the last one, or one shortly before it of the same loss. A
+    // job that was started again has other losses, but for its first step.
+    static LogValues* printed_before(std::vector<LogValues>& lines, double number, const std::optional<double>& loss) {
+        const std::size_t first = lines.size() - std::min(most_late, lines.size());
+        for (std::size_t i = lines.size(); i-- > first;) {
+            if (value_of(lines[i], LogField::iteration) != number) continue;
+            const bool last = i + 1 == lines.size();
+            const bool repeated = i > 0 && loss && loss == value_of(lines[i], LogField::loss);
+            return last || repeated ? &lines[i] : nullptr;
+        }
+        return nullptr;
+    }
+
     void add(const std::string& name, std::size_t kind, const LogValues& values) {
         Source& source = source_of(name);
-        std::vector<LogValues>& steps = source.runs.back().lines.front();
+        std::vector<LogValues>& lines = source.runs.back().lines[kind];
         const auto number = value_of(values, LogField::iteration);
-        if (kind == 0 && number && !steps.empty()) {
-            const auto last = value_of(steps.back(), LogField::iteration);
-            if (number == last) { // The line is another rank's.
-                raise_memory(steps.back(), values);
-                return complete(steps.back(), values);
+        if (number && !lines.empty()) {
+            const auto last = value_of(lines.back(), LogField::iteration);
+            if (LogValues* same = printed_before(lines, *number, value_of(values, LogField::loss))) {
+                raise_memory(*same, values);
+                return complete(*same, values);
             }
             // Lines that complete steps may stand before them: only steps make another run.
-            if (last && *number < *last) source.runs.push_back(fresh());
+            const bool steps = kind == 0 || source.runs.back().lines.front().empty();
+            if (steps && last && *number < *last) source.runs.push_back(fresh());
         }
         source.runs.back().lines[kind].push_back(values);
     }
@@ -177,34 +207,8 @@ private:
     const LogFormat* format_;
     std::map<std::string, Source> sources_;
     std::string first_;
-    std::size_t score_ = 0, steps_ = 0;
+    std::size_t lines_ = 0, numbers_ = 0, steps_ = 0;
 };
-
-// "[rank3]:", "[default3]:", "[1,3]<stdout>:" or "3: " at the front of a line: what launchers put before a rank's
-// lines.
-std::string source_of(std::string_view line) {
-    std::size_t at = line.find_first_not_of(' ');
-    if (at == std::string_view::npos) return "";
-    const std::size_t begin = at;
-    const auto digits = [&] {
-        const std::size_t first = at;
-        while (at < line.size() && line[at] >= '0' && line[at] <= '9') ++at;
-        return at > first && at - first <= 7;
-    };
-    const auto text = [&](std::string_view wanted) {
-        const bool there = line.substr(at).starts_with(wanted);
-        if (there) at += wanted.size();
-        return there;
-    };
-    const auto whole = [&] { return std::string(line.substr(begin, at - begin)); };
-    if (line[at] != '[') return digits() && text(": ") ? whole() : "";
-    for (const std::string_view opening : {"[rank", "[default"}) {
-        at = begin;
-        if (text(opening) && digits() && text("]:")) return whole();
-    }
-    at = begin;
-    return text("[") && digits() && text(",") && digits() && text("]<std") ? whole() : "";
-}
 
 const Collector* best_of(const std::vector<Collector>& collectors) {
     const Collector* best = nullptr;
@@ -222,28 +226,58 @@ const Collector* best_of(const std::vector<Collector>& collectors) {
 TrainingLog read_log(const NextPiece& next, const std::vector<LogFormat>& formats, const std::string& place) {
     std::vector<Collector> collectors(formats.begin(), formats.end());
     std::size_t lines = 0;
-    std::string held;
+    Unwrapper unwrapper(formats, [&](const LogRecord& record) {
+        const std::string source = log_source(record.glued);
+        for (Collector& collector : collectors) collector.take(source, record);
+    });
     const bool ended = for_each_line(next, [&](std::string_view line) {
         if (++lines > most_lines) refuse("{}: more than {} lines: give the part of one run", place, most_lines);
-        const std::string source = source_of(line);
-        for (Collector& collector : collectors) collector.take(source, line);
+        unwrapper.line(line);
     });
+    unwrapper.finish();
     const Collector* best = best_of(collectors);
     if (best == nullptr) {
-        std::vector<std::string> engines;
+        std::set<std::string> engines;
         for (const LogFormat& format : formats)
-            if (engines.empty() || engines.back() != format.engine) engines.push_back(format.engine);
+            if (format.refused.empty()) engines.insert(format.engine);
         refuse("{}: no line of the {} tells of a training step in a known way (profiles/logs: {})", place, lines,
                fmt::join(engines, ", "));
     }
+    if (!best->format().refused.empty()) refuse("{}: {}", place, best->format().refused);
     TrainingLog log = best->result();
     log.cut = !ended;
     return log;
 }
 
+namespace {
+
+// Refuses files that hold no lines of text, by their first bytes.
+void check_text(std::string_view first, const std::string& path) {
+    for (const auto& [bytes, what] :
+         {std::pair(std::string_view("\x28\xb5\x2f\xfd"), "compressed by zstd: give it as text or as .gz"),
+          std::pair(std::string_view("\xfd"
+                                     "7zXZ"),
+                    "compressed by xz: give it as text or as .gz"),
+          std::pair(std::string_view("BZh"), "compressed by bzip2: give it as text or as .gz"),
+          std::pair(std::string_view("PK\x03\x04"), "a zip archive: give the log inside"),
+          std::pair(std::string_view("SQLite format 3"), "a profile of Nsight Systems: give it with --profile"),
+          std::pair(std::string_view("\xff\xfe"), "text in UTF-16: give it in UTF-8")})
+        if (first.starts_with(bytes)) refuse("{}: {}", path, what);
+    if (first.substr(0, 64).find("brain.Event:") != std::string_view::npos)
+        refuse("{}: a file of TensorBoard: give what the job printed", path);
+}
+
+} // namespace
+
 TrainingLog read_log_file(const std::string& path) {
     FilePieces file(path, most_log_bytes);
-    return read_log([&file] { return file.next(); }, load_log_formats(), path);
+    bool first = true;
+    const auto next = [&] {
+        const std::string_view piece = file.next();
+        if (std::exchange(first, false)) check_text(piece, path);
+        return piece;
+    };
+    return read_log(next, load_log_formats(), path);
 }
 
 } // namespace moe::tools

@@ -149,8 +149,11 @@ private:
     }
     void read_gpu() {
         if (!database_.has_table("TARGET_INFO_GPU")) return;
-        SqliteRows rows = database_.rows("TARGET_INFO_GPU", {"?name"});
-        if (rows.next() && !rows.is_null(0)) profile_.gpu = rows.text(0).substr(0, 200);
+        SqliteRows rows = database_.rows("TARGET_INFO_GPU", {"?name", "?totalMemory"});
+        if (!rows.next()) return;
+        if (!rows.is_null(0)) profile_.gpu = rows.text(0).substr(0, 200);
+        if (!rows.is_null(1) && rows.integer(1) > 0)
+            profile_.gpu_gib = static_cast<double>(rows.integer(1)) / (1 << 30);
     }
 
     const std::string& place_;

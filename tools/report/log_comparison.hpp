@@ -17,6 +17,10 @@ struct LogOutlier {
     double seconds = 0.0;
 };
 
+// What the seconds of a step follow from.
+enum class LogTime : unsigned char { seconds, tokens, samples, elapsed };
+const char* to_string(LogTime time);
+
 struct LogComparison {
     std::string engine, format;
     double predicted_seconds = 0.0, measured_seconds = 0.0; // of a step; measured: median of the iterations used
@@ -27,13 +31,15 @@ struct LogComparison {
     std::size_t iterations = 0;                        // lines that the median is of
     std::size_t logged = 0;                            // lines of the run
     std::size_t warm_up = 0;                           // of them left out at the front
-    std::size_t other_batch = 0;                       // of them left out since their batch is not the plan's
-    std::vector<LogOutlier> outliers;                  // of them left out behind the warm-up
-    std::size_t runs = 1;                              // in the log
-    bool cut = false;                                  // see TrainingLog
-    bool from_tokens = false;                          // seconds follow from tokens per second and the plan's batch
-    double low = 0.0, high = 0.0;                      // seconds: 10 % and 90 % quantiles of the iterations used
+    std::size_t other_batch = 0;      // of them left out since their batch or sequence is not the plan's
+    std::size_t skipped = 0;          // of them left out since the optimizer left out steps
+    std::vector<LogOutlier> outliers; // of them left out behind the warm-up
+    std::size_t runs = 1;             // in the log
+    bool cut = false;                 // see TrainingLog
+    LogTime time = LogTime::seconds;  // by tokens and samples with the plan's batch
+    double low = 0.0, high = 0.0;     // seconds: 10 % and 90 % quantiles of the iterations used
     std::optional<double> first_loss, last_loss;
+    std::vector<std::string> warnings; // where the job is another than the plan's, or says too little: one line each
 
     // Allocated where the log tells it, else reserved.
     std::optional<double> measured_memory_gib() const { return allocated_gib ? allocated_gib : reserved_gib; }

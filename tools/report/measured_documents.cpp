@@ -55,7 +55,7 @@ std::string log_comparison_document(const LogComparison& c) {
                      {"error", c.error()},
                      {"predicted_step_seconds", c.predicted_seconds},
                      {"measured_step_seconds", c.measured_seconds},
-                     {"step_seconds_from", c.from_tokens ? "tokens per second" : "time"},
+                     {"step_seconds_from", to_string(c.time)},
                      {"predicted_memory_gib", c.predicted_memory_gib},
                      {"measured_memory_gib", or_null(c.measured_memory_gib())},
                      {"measured_allocated_gib", or_null(c.allocated_gib)},
@@ -64,6 +64,7 @@ std::string log_comparison_document(const LogComparison& c) {
                      {"logged_iterations", c.logged},
                      {"warm_up", c.warm_up},
                      {"other_batch", c.other_batch},
+                     {"skipped", c.skipped},
                      {"outlier_count", c.outliers.size()},
                      {"outliers", outliers_json(c.outliers)}};
     document["spread"] = {
@@ -72,6 +73,7 @@ std::string log_comparison_document(const LogComparison& c) {
     document["last_loss"] = or_null(c.last_loss);
     document["runs"] = c.runs;
     document["cut"] = c.cut;
+    document["warnings"] = c.warnings;
     return stamped(schema::compare_log, document);
 }
 
@@ -123,6 +125,7 @@ std::string profile_comparison_document(const ProfileComparison& c, const Profil
                                          {"kernels", c.unmatched[i].kernels},
                                          {"seconds", c.unmatched[i].seconds},
                                          {"share", c.unmatched[i].share}});
+    document["warnings"] = subject.warnings;
     return stamped(schema::compare_profile, document);
 }
 

@@ -18,6 +18,7 @@ struct ProfileSubject {
     int represents = 1; // ranks of the job that run the same
     std::string table;  // the kernel table's name
     double predicted_tflops = 0.0;
+    std::vector<std::string> warnings; // profile_warnings()
 };
 // names: at most 100 of the unmatched ones, without bytes that are no ASCII.
 std::string profile_comparison_document(const ProfileComparison& comparison, const ProfileSubject& subject,

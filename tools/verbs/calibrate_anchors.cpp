@@ -54,7 +54,7 @@ void add_rows(const std::string& path, const std::string& stack, std::vector<Mea
     }
 }
 
-MeasuredPlan logged(const std::string& text, const std::string& stack_name) {
+MeasuredPlan logged(const std::string& text, const std::string& stack_name, Console& console) {
     const std::size_t at = text.find(between) + std::string(between).size() - 1;
     const std::string path = text.substr(0, at), log_path = text.substr(at + 1);
     MeasuredPlan run{std::filesystem::path(log_path).stem().string(), plan::load_plan(path), 0.0};
@@ -63,7 +63,9 @@ MeasuredPlan logged(const std::string& text, const std::string& stack_name) {
     if (const plan::PlanFault fault = stack::check_stack(run.plan, stack)) refuse("{}: {}", path, fault.message);
     const TrainingLog log = read_log_file(log_path);
     pricing::SkewedEstimator estimator(run.plan.hardware, stack);
-    run.tflops_per_gpu = compare_log(run.plan, estimator.estimate(run.plan), log, log_path).measured_tflops;
+    const LogComparison comparison = compare_log(run.plan, estimator.estimate(run.plan), log, log_path);
+    for (const std::string& warning : comparison.warnings) console.warn("{}: {}", log_path, warning);
+    run.tflops_per_gpu = comparison.measured_tflops;
     return run;
 }
 
@@ -71,7 +73,7 @@ std::vector<MeasuredPlan> runs_of(const CalibrateOptions& options, Console& cons
     std::vector<MeasuredPlan> runs;
     for (const std::string& text : options.anchors) {
         if (text.find(between) != std::string::npos)
-            runs.push_back(logged(text, options.stack));
+            runs.push_back(logged(text, options.stack, console));
         else if (text.ends_with(".csv"))
             add_rows(text, options.stack, runs, console);
         else

@@ -11,6 +11,7 @@
 #include "tools/measured/nsight.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/job_warnings.hpp"
 #include "tools/report/measured_documents.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
@@ -23,8 +24,6 @@ namespace moe::tools {
 namespace {
 
 constexpr std::size_t shown_names = 8;
-// Engines count FLOPs in ways that differ by some per cent, as with causal attention; above this the plan is another.
-constexpr double odd_flops = 0.15;
 
 struct Predicted {
     plan::Plan plan;
@@ -67,14 +66,15 @@ Table log_table(const LogComparison& c) {
 
 void say_log(Console& console, const LogComparison& c) {
     console.note("{}: median of {} of {} logged iterations", c.engine, c.iterations, c.logged);
-    console.note("Left out: {} at the front (warm-up), {} as outliers{}", c.warm_up, c.outliers.size(),
-                 c.other_batch > 0 ? fmt::format(", {} of another batch", c.other_batch) : "");
+    console.note("Left out: {} at the front (warm-up), {} as outliers{}{}", c.warm_up, c.outliers.size(),
+                 c.other_batch > 0 ? fmt::format(", {} of another batch or sequence", c.other_batch) : "",
+                 c.skipped > 0 ? fmt::format(", {} with skipped steps", c.skipped) : "");
     console.note("Spread: 80% of them between {} and {}", seconds_text(c.low), seconds_text(c.high));
-    if (c.logged_tflops && std::abs(std::log(*c.logged_tflops / c.measured_tflops)) > odd_flops)
-        console.warn(
-            "{}: it counts {:.2f} times the FLOPs of the plan: model, sequence or GPUs may be others than the plan's",
-            c.engine, *c.logged_tflops / c.measured_tflops);
-    if (c.from_tokens) console.note("Step time follows from the tokens per second that it logs and the plan's batch");
+    for (const std::string& warning : c.warnings) console.warn("{}", warning);
+    if (c.time == LogTime::tokens || c.time == LogTime::samples)
+        console.note("Step time follows from the {} that it logs and the plan's batch", to_string(c.time));
+    if (c.time == LogTime::elapsed)
+        console.note("Step times are differences of the times since the start that it logs");
     if (c.runs > 1) console.note("The log holds {} runs; this is the last whole one", c.runs);
     if (c.cut) console.note("The log's last line has no end and was left out");
     if (c.first_loss && c.last_loss) console.note("Loss from {:.4f} to {:.4f}", *c.first_loss, *c.last_loss);
@@ -195,11 +195,13 @@ void compare_with_profile(const CompareOptions& options) {
         options.kernels.empty() ? kernel_table_of(predicted.plan.stack) : load_kernel_table(options.kernels);
     subject.table = table.name;
     const ProfileComparison c = compare_profile(predicted.simulation.timeline, representative, profile, steps, table);
+    subject.warnings = profile_warnings(predicted.plan, profile, c, measured_tflops(c, subject));
     if (options.json) return print(profile_comparison_document(c, subject, profile, steps));
     Console console(options);
     console.table(side_table(c, subject));
     if (options.quiet) return;
     say_profile(console, c, subject, profile, steps);
+    for (const std::string& warning : subject.warnings) console.warn("{}", warning);
     console.line("");
     console.table(rows_table(c));
     if (c.unmatched.empty()) return;

@@ -41,7 +41,7 @@ DeviceProfile read(const std::string& text, std::size_t piece = 1 << 16) {
     return read_chrome_trace(pieces_of(text, piece), "my.json");
 }
 DeviceProfile made_up(std::size_t piece = 1 << 16) {
-    return read(R"({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 9}],
+    return read(R"({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 85899345920}],
         "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 16, "pg_config": [{"ranks": [0, 1]}]},
         "traceEvents": [)" +
                     events() + R"(], "traceName": "x", "displayTimeUnit": "ms", "baseTimeNanoseconds": 1})",
@@ -67,6 +67,7 @@ TEST_CASE("trace: kernels, copies, launches, steps, rank and device, whatever th
         CHECK(profile.rank == 3);
         CHECK(profile.world_size == 16);
         CHECK(profile.gpu == "NVIDIA H100");
+        CHECK(profile.gpu_gib == 80.0);
         REQUIRE(profile.events.size() == 5);
         CHECK(profile.names.size() == 4);
         CHECK(profile.launches.size() == 5);

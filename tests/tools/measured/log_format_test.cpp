@@ -1,5 +1,6 @@
 // Numbers behind words, and formats of logs as files: what they refuse, and that those of profiles/logs are sound.
 #include "planner/base/error.hpp"
+#include "tests/support/nearly.hpp"
 #include "tests/tools/measured/refused.hpp"
 #include "tools/measured/log_format.hpp"
 
@@ -38,6 +39,45 @@ TEST_CASE("log format: the number right behind a text") {
         CHECK_MESSAGE(!number_after(none, "loss:"), none);
 }
 
+TEST_CASE("log format: blanks, quotes and filling dots before a number, and what is no filling") {
+    CHECK(after("  seq_length ................. 4096", "seq_length") == 4096.0);
+    CHECK(after("  seq_length ....... None", "seq_length") == -1e9);
+    CHECK(after("{'memory(GiB)': '14.3', 'x': 1}", "'memory(GiB)':") == 14.3);
+    CHECK(after(R"({"iteration": "12/94"})", "\"iteration\":") == 12.0);
+    CHECK(after("loss: .5", "loss:") == 0.5);
+}
+
+TEST_CASE("log format: letters, texts behind the number, ways to say it, durations") {
+    const LogFormat format = parse_log_format(R"({"name": "mine", "engine": "Mine", "iterations": {"step": {"has": "it",
+        "numbers": {"iteration": {"after": "it"},
+            "tokens_per_second": {"after": "tps", "not_before": "/gpu"},
+            "tokens_per_second_per_gpu": [{"after": "tps", "before": "/gpu"}, {"after": "each", "letters": true}],
+            "tflops": [{"after": "rate", "before": "TFLOPS"}, {"after": "rate", "before": "PFLOPS", "scale": 1000}],
+            "elapsed": {"after": "up"}}}}})",
+                                              "mine.json");
+    const auto read = [&](const char* line, LogField field) {
+        return value_of(format.iterations.front().read(line), field).value_or(-1.0);
+    };
+    CHECK(read("it 1 tps 800/gpu", LogField::tokens_per_second) == -1.0);
+    CHECK(read("it 1 tps 800/gpu", LogField::tokens_per_second_per_gpu) == 800.0);
+    CHECK(read("it 1 tps 800 |", LogField::tokens_per_second) == 800.0);
+    CHECK(read("it 1 tps 800 |", LogField::tokens_per_second_per_gpu) == -1.0);
+    for (const auto& [text, value] :
+         {std::pair("it 1 each 5.44K |", 5440.0), std::pair("it 1 each 1.5M", 1.5e6), std::pair("it 1 each 2G ", 2e9),
+          std::pair("it 1 each 2B", 2e9), std::pair("it 1 each 3T", 3e12), std::pair("it 1 each 7 |", 7.0),
+          std::pair("it 1 each 7KiB", 7.0)})
+        CHECK_MESSAGE(read(text, LogField::tokens_per_second_per_gpu) == nearly(value), text);
+    CHECK(read("it 1 rate 112.9TFLOPS", LogField::tflops) == 112.9);
+    CHECK(read("it 1 rate 1.2 PFLOPS", LogField::tflops) == nearly(1200.0));
+    CHECK(read("it 1 rate 900GFLOPS", LogField::tflops) == -1.0);
+    for (const auto& [text, value] :
+         {std::pair("it 1 up 1:02:03<4:00", 3723.0), std::pair("it 1 up 02:03", 123.0),
+          std::pair("it 1 up '3m 12s',", 192.0), std::pair("it 1 up 1d 2h 3m 4s", 93784.0),
+          std::pair("it 1 up 8s", 8.0), std::pair("it 1 up 2h", 7200.0), std::pair("it 1 up 5", -1.0),
+          std::pair("it 1 up -1:00", -1.0), std::pair("it 1 up", -1.0)})
+        CHECK_MESSAGE(read(text, LogField::elapsed) == value, text);
+}
+
 TEST_CASE("log format: lines that fit, fields that are missing, peaks of two ranks on one line") {
     const LogFormat format = parse_log_format(R"({"name": "mine", "engine": "Mine",
         "iterations": {"step": {"has": ["it", "ms"], "lacks": "eval", "numbers": {
@@ -52,6 +92,12 @@ TEST_CASE("log format: lines that fit, fields that are missing, peaks of two ran
     CHECK(value_of(values, LogField::iteration) == 3.0);
     CHECK(value_of(values, LogField::seconds) == 0.25);
     CHECK_FALSE(value_of(values, LogField::loss));
+    const LogFormat either = parse_log_format(
+        R"({"name": "x", "engine": "x", "iterations": {"a": {"has": "it", "has_one": ["ms", "s/it"], "numbers": {}}}})",
+        "mine.json");
+    for (const auto& [line, fits] :
+         {std::pair("it 3 ms", true), std::pair("it s/it", true), std::pair("it 3", false), std::pair("ms", false)})
+        CHECK_MESSAGE(either.iterations.front().matches(line) == fits, line);
     CHECK(value_of(format.memory.front().read("peak 3 GiB peak 5 GiB peak 4 GiB", true), LogField::allocated_gib) ==
           5.0);
     CHECK(value_of(format.memory.front().read("peak 3 GiB peak 5 GiB"), LogField::allocated_gib) == 3.0);
@@ -77,6 +123,8 @@ TEST_CASE("log format: what is wrong in a file is named") {
 TEST_CASE("log format: those of profiles/logs") {
     std::vector<std::string> names;
     for (const LogFormat& format : load_log_formats()) names.push_back(format.name);
-    CHECK(names ==
-          std::vector<std::string>{"automodel", "automodel-benchmark", "megatron-bridge", "megatron-lm", "torchtitan"});
+    CHECK(names == std::vector<std::string>{"automodel", "automodel-benchmark", "deepspeed", "gpt-neox", "maxtext",
+                                            "megatron-bridge", "megatron-deepspeed", "megatron-lm", "ms-swift",
+                                            "nanotron", "nemo", "prime-rl-sft", "primus", "reinforcement-learning",
+                                            "torchtitan", "torchtune", "verl-sft"});
 }

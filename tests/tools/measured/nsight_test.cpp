@@ -76,7 +76,7 @@ void make_export(const std::string& path) {
     d.run("INSERT INTO StringIds VALUES (1, 'nvjet_tst_128x256'), (2, "
           "'ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)'), "
           "(3, 'ProfilerStep#7'), (9, 'cudaLaunchKernel_v7000')");
-    d.run("INSERT INTO TARGET_INFO_GPU (vmId, id, name) VALUES (0, 0, 'NVIDIA H200')");
+    d.run("INSERT INTO TARGET_INFO_GPU (vmId, id, name, totalMemory) VALUES (0, 0, 'NVIDIA H200', 151397597184)");
     d.run("INSERT INTO NVTX_EVENTS (start, end, eventType, text) VALUES (1000, 2000, 59, 'ProfilerStep#6'), "
           "(1005, 2005, 59, 'ProfilerStep#6'), (500, 600, 59, 'other'), (700, NULL, 34, 'ProfilerStep#9')");
     d.run("INSERT INTO NVTX_EVENTS (start, end, eventType, textId) VALUES (2000, 3000, 59, 3)");
@@ -118,6 +118,7 @@ TEST_CASE("Nsight: kernels, copies and fills of two processes, their launches, a
     const DeviceProfile profile = read_nsight_file(folder / "a.sqlite");
     CHECK(profile.source == "Nsight Systems");
     CHECK(profile.gpu == "NVIDIA H200");
+    CHECK(profile.gpu_gib == 141.0);
     CHECK(profile.devices == std::vector<std::string>{"0 of process 11", "0 of process 12"});
     CHECK(profile.events.size() == 10);
     CHECK(profile.launches.size() == 8);

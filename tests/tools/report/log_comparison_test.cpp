@@ -65,7 +65,7 @@ TEST_CASE("compared log: seconds, TFLOPS by the plan's own FLOPs, memory and los
     CHECK(c.outliers[0].seconds == 9.0);
     CHECK(c.first_loss == 9.0);
     CHECK(c.last_loss == 4.0);
-    CHECK_FALSE(c.from_tokens);
+    CHECK(c.time == LogTime::seconds);
     log.allocated_gib = 60.0;
     CHECK(compared(log).measured_memory_gib() == 60.0);
 }
@@ -73,7 +73,7 @@ TEST_CASE("compared log: seconds, TFLOPS by the plan's own FLOPs, memory and los
 TEST_CASE("compared log: seconds by tokens of the job, or of each GPU") {
     const LogComparison job = compared(log_of(LogField::tokens_per_second, {1000.0, 16000.0, 16000.0}));
     CHECK(job.measured_seconds == nearly(2.0));
-    CHECK(job.from_tokens);
+    CHECK(job.time == LogTime::tokens);
     CHECK(compared(log_of(LogField::tokens_per_second_per_gpu, {1000.0, 4000.0, 4000.0})).measured_seconds ==
           nearly(2.0));
     // A line without a figure, or with one that is no speed, tells nothing.
@@ -101,4 +101,35 @@ TEST_CASE("compared log: another batch than the plan's is left out, or refused w
     CHECK_THROWS_WITH_AS(compared(facts), doctest::Contains("64000 tokens a step, the plan has 32 x 1000 = 32000"),
                          Error);
     CHECK_THROWS_WITH_AS(compared(log_of(LogField::loss, {1.0, 1.0})), doctest::Contains("none of its 2 lines"), Error);
+}
+
+TEST_CASE("compared log: seconds by samples, and by the GPUs that the log tells") {
+    const LogComparison c = compared(log_of(LogField::samples_per_second, {1.0, 16.0, 16.0}));
+    CHECK(c.measured_seconds == nearly(2.0));
+    CHECK(c.time == LogTime::samples);
+    TrainingLog log = log_of(LogField::tokens_per_second_per_gpu, {1000.0, 4000.0, 4000.0});
+    value_of(log.facts, LogField::gpus) = 8.0; // The plan has four.
+    CHECK(compared(log).measured_seconds == nearly(1.0));
+    log = log_of(LogField::seconds, {9.0, 2.0, 2.0});
+    log.from_elapsed = true;
+    CHECK(compared(log).time == LogTime::elapsed);
+}
+
+TEST_CASE("compared log: lines of another sequence and with skipped steps are left out") {
+    TrainingLog log = log_of(LogField::seconds, {9.0, 1.0, 1.0, 3.0, 2.0, 2.0, 2.0, 2.0});
+    value_of(log.steps[1], LogField::seq) = 500.0;
+    value_of(log.steps[2], LogField::skipped) = 1.0;
+    value_of(log.steps[3], LogField::skipped) = 0.0;
+    LogComparison c = compared(log);
+    CHECK(c.logged == 8);
+    CHECK(c.other_batch == 1);
+    CHECK(c.skipped == 1);
+    CHECK(c.iterations == 4);
+    CHECK(c.measured_seconds == 2.0);
+    for (LogValues& step : log.steps) value_of(step, LogField::skipped) = 1.0; // There is nothing else.
+    c = compared(log);
+    CHECK(c.skipped == 0);
+    for (LogValues& step : log.steps) value_of(step, LogField::seq) = 500.0;
+    CHECK_THROWS_WITH_AS(compared(log), doctest::Contains("my.log: sequences of 500 tokens, the plan's have 1000"),
+                         Error);
 }

@@ -75,6 +75,29 @@ TEST_CASE("compare --log: every engine's log against one plan") {
     CHECK(folder.run("moe-plan compare plan.json --log t.log.gz --quiet").status == 0);
 }
 
+TEST_CASE("compare --log: what the job has other than the plan, steps left out, and where the seconds are from") {
+    const Folder folder;
+    write_gpu_plan(folder);
+    const Outcome text = folder.run("moe-plan compare plan.json --log " + logs + "megatron-deepspeed.log");
+    CHECK(text.status == 0);
+    for (const char* words : {"the job is another than the plan's: GPUs 32 (plan: 16)", "2 with skipped steps"})
+        CHECK_MESSAGE((text.out + text.err).find(words) != std::string::npos, words);
+    for (const auto& [name, from, seconds] :
+         {std::tuple("deepspeed", "samples per second", 3.01),
+          std::tuple("primus-torchtitan", "tokens per second", 3.01), std::tuple("ms-swift", "elapsed time", 30.0),
+          std::tuple("nemo", "time", 3.01)}) {
+        const Json c = document(folder.run("moe-plan compare plan.json --json --log " + logs + name + ".log"));
+        CHECK(c["step_seconds_from"] == from);
+        CHECK(c["measured_step_seconds"].get<double>() == nearly(seconds).epsilon(0.001));
+    }
+    const Json c = document(folder.run("moe-plan compare plan.json --json --log " + logs + "megatron-deepspeed.log"));
+    CHECK(c["skipped"] == 2);
+    REQUIRE(c["warnings"].size() == 1);
+    CHECK(c["warnings"][0].get<std::string>().find("GPUs 32 (plan: 16)") != std::string::npos);
+    folder.write("grpo.log", "step:1 - critic/score/mean:0.8 - timing_s/gen:60.1 - timing_s/step:120.3\n");
+    check_line(folder.run("moe-plan compare plan.json --log grpo.log"), 2, "grpo.log: a log of reinforcement learning");
+}
+
 TEST_CASE("compare --log: what is refused") {
     const Folder folder;
     write_gpu_plan(folder);
