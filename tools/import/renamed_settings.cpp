@@ -11,7 +11,7 @@ namespace {
 
 // Whether a list of all arguments would have the setting so where nobody sets it.
 bool is_usual(const Setting& setting, const ReaderTable& reader) {
-    if (setting.values.size() == 1 && setting.values[0].empty()) return true;
+    if (setting.values.size() == 1 && (setting.values[0].empty() || setting.values[0] == "[]")) return true;
     const auto usual = reader.defaults.find(setting.name);
     if (usual != reader.defaults.end() && same_values(setting.values, usual->second, reader)) return true;
     const auto other = reader.dumped_defaults.find(setting.name);
@@ -25,6 +25,10 @@ void name_dumped(SettingsFile& file, const ReaderTable& reader) {
     for (Setting& setting : file.settings) {
         if (!setting.dumped) {
             named.push_back(std::move(setting));
+            continue;
+        }
+        if (setting.name.find('.') != std::string::npos) { // sections, by their own names
+            if (!is_usual(setting, reader)) named.push_back(std::move(setting));
             continue;
         }
         const bool off = setting.values.size() == 1 && setting.values[0] == "false";
