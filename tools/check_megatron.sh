@@ -22,6 +22,7 @@ check_megatron() {
     run "$venv/bin/python" -m pip install --quiet --no-deps --ignore-requires-python \
         "megatron-core==${MEGATRON_CORE:-0.19.2}"
     megatron_test "megatron launch" "$venv/bin/python" tests/megatron/launched.py build-fast/tools/moe-plan
+    megatron_test "megatron lists of arguments" "$venv/bin/python" tests/megatron/dumped.py build-fast/tools/moe-plan
     megatron_test "megatron refusals" "$venv/bin/python" tests/megatron/refused.py build-fast/tools/moe-plan
     megatron_test "megatron rules" "$venv/bin/python" tests/megatron/agree.py --count 1000
     megatron_test "megatron verdicts" "$venv/bin/python" tests/megatron/agree.py --held

@@ -8,7 +8,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace moe::tools {
 namespace {
@@ -34,9 +38,54 @@ int agreeing(const SettingsFile& file, const Json& fields) {
     return count;
 }
 
+// [[embedding, decoder], [decoder, loss]] as one letter for each layer and a bar between stages, as scripts write it.
+// Empty where a member is none that layouts have.
+std::string layout_of_lists(const std::vector<std::string>& stages) {
+    static const std::map<std::string, char> letters{{"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
+    std::string layout;
+    for (const std::string& stage : stages) {
+        if (!stage.starts_with('[') || !stage.ends_with(']')) return {};
+        layout += layout.empty() ? "" : "|";
+        const std::string inside = stage.substr(1, stage.size() - 2);
+        for (std::size_t at = 0; at < inside.size();) {
+            const std::size_t comma = std::min(inside.find(',', at), inside.size());
+            const auto letter = letters.find(inside.substr(at, comma - at));
+            if (letter == letters.end()) return {};
+            layout += letter->second;
+            at = comma + 1;
+        }
+    }
+    return layout;
+}
+
+// What the classes make of fields that a configuration leaves to them.
+void complete_fields(SettingsFile& file) {
+    const auto set = [&file](const std::string& name, const Setting& like, std::vector<std::string> values) {
+        Setting setting = like;
+        setting.name = name;
+        setting.values = std::move(values);
+        file.set(std::move(setting));
+    };
+    const Setting* granularity = file.find("model.recompute_granularity");
+    if (granularity != nullptr && granularity->text() == "selective" && file.find("model.recompute_modules") == nullptr)
+        set("model.recompute_modules", *granularity, {"core_attn"});
+    // The older name of the modules that graphs hold; where both have their defaults, they are the word "full".
+    const Setting* scope = file.find("model.cuda_graph_scope");
+    if (const Setting* modules = file.find("model.cuda_graph_modules"); modules != nullptr && modules->dumped &&
+                                                                        modules->text() == "full" && scope != nullptr &&
+                                                                        scope->text() != "full") {
+        set("model.cuda_graph_modules", *scope, scope->values);
+        set("model.cuda_graph_scope", *scope, {"null"});
+    }
+    if (const Setting* lists = file.find("model.pipeline_model_parallel_layout"))
+        if (const std::string layout = layout_of_lists(lists->values); !layout.empty())
+            set(lists->name, *lists, {layout});
+}
+
 } // namespace
 
 void expand_bridge(SettingsFile& file, const EngineTable& table) {
+    complete_fields(file);
     const Json& known = table.mixed_precision;
     if (!known.is_object()) return;
     const auto fields_of = [&known](const std::string& name) {

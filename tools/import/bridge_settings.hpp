@@ -9,6 +9,7 @@
 namespace moe::tools {
 
 // Reads mixed_precision as a name where the file has its fields, and the fields that a name stands for beside the name.
+// Adds what the classes make of fields that are left to them, and writes a layout of lists as one of letters.
 void expand_bridge(SettingsFile& file, const EngineTable& table);
 
 // The profile whose facts are those of the recipe's model: "deepseek_v3_pretrain_config". Empty where none is known.

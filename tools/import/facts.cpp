@@ -113,6 +113,29 @@ Reading::FactMatch Reading::match(const Line& line) const {
     return match;
 }
 
+// Facts whose own switch the file has and has off, where no entry of another fact or field writes that switch.
+std::map<std::string, std::string> Reading::denied() const {
+    Facts denied;
+    for (const Line& line : lines_) {
+        const std::string& field = line.entry->field;
+        const std::string usual = usual_fact(reader_, field);
+        if (field.rfind("model.", 0) != 0 || usual.empty()) continue;
+        const Json tests = line.entry->tests;
+        if (!tests.contains(field) || tests[field] != "on") continue;
+        for (const Phrase& phrase : line.phrases) {
+            const std::vector<std::string>* values = given(phrase.name);
+            const bool off = values != nullptr && same_values(*values, {"false"}, reader_);
+            const bool own = std::all_of(lines_.begin(), lines_.end(), [&](const Line& other) {
+                return other.entry->field == field ||
+                       std::none_of(other.phrases.begin(), other.phrases.end(),
+                                    [&phrase](const Phrase& one) { return one.name == phrase.name; });
+            });
+            if (off && own) denied[field] = usual;
+        }
+    }
+    return denied;
+}
+
 std::map<std::string, std::string> Reading::facts() const {
     struct Match {
         const Line* line;
@@ -128,7 +151,7 @@ std::map<std::string, std::string> Reading::facts() const {
     // Entries of many settings first: a flag that one of them explains says nothing for an entry of that flag alone.
     std::stable_sort(matches.begin(), matches.end(),
                      [](const Match& a, const Match& b) { return a.found.settings.size() > b.found.settings.size(); });
-    Facts facts;
+    Facts facts = denied();
     std::set<std::string> explained;
     const auto tell = [&facts](const Facts& told) {
         for (const auto& [name, value] : told) facts.try_emplace(name, value);

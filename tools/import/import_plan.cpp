@@ -16,6 +16,7 @@
 #include "tools/import/readers/bash_test.hpp"
 #include "tools/import/readers/readers.hpp"
 #include "tools/import/reading.hpp"
+#include "tools/import/renamed_settings.hpp"
 #include "tools/import/stage_settings.hpp"
 
 #include <algorithm>
@@ -171,6 +172,10 @@ private:
         }
         if (usual && same_values(values, *usual, reader_)) return;
         if (same_values(values, {"null"}, reader_) || same_values(values, {"false"}, reader_)) return;
+        if (setting.dumped) { // Nobody has set it for this run, as far as the list tells.
+            ++import_.harmless;
+            return;
+        }
         if (!reading_.known(setting.name))
             return unknown(setting, "no field of a plan and no fact of a model is said by it");
         find(Severity::warning, setting.name,
@@ -263,6 +268,7 @@ Import import_plan(const ImportRequest& request) {
     const EngineTable table = load_engine_table(reader.engine);
     Import import;
     import.format = file.format;
+    rename_settings(file, reader, import.findings);
     plan::Plan& plan = import.plan;
     plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(request.hardware));
     import.stack = stack::load_stack(request.stack, *plan.hardware);

@@ -92,11 +92,14 @@ void read_defaults(ReaderTable& table, const Members& members) {
     check_sources(table, members);
 }
 
-void read_asked_with(ReaderTable& table, const Members& members) {
-    for (const auto& [name, value] : members.object("asked_with").items()) {
-        if (!value.is_string()) refuse("{}: asked_with: {}: must be the name of a setting", members.place(), name);
-        table.asked_with[name] = value.get<std::string>();
+// A member of texts by name.
+std::map<std::string, std::string> texts_in(const Members& members, const char* member) {
+    std::map<std::string, std::string> texts;
+    for (const auto& [name, value] : members.object(member).items()) {
+        if (!value.is_string()) refuse("{}: {}: {}: must be text", members.place(), member, name);
+        texts[name] = value.get<std::string>();
     }
+    return texts;
 }
 
 void read_lists(ReaderTable& table, const Members& members) {
@@ -163,7 +166,10 @@ ReaderTable load_reader_table(const std::string& format) {
     table.names = members.texts("names");
     table.recipe = members.texts("recipe");
     read_defaults(table, members);
-    read_asked_with(table, members);
+    table.asked_with = texts_in(members, "asked_with");
+    table.read_as = texts_in(members, "read_as");
+    table.dumped = texts_in(members, "dumped");
+    table.dumped_defaults = texts_in(members, "dumped_defaults");
     read_lists(table, members);
     const Members stages(members.object("stages"), path + ": stages");
     table.stages = {stages.text_or("layers_per_chunk"), stages.text_or("first"), stages.text_or("last"),

@@ -60,10 +60,15 @@ struct ReaderTable {
     std::vector<std::string> read;         // patterns of those among them that are read all the same
     std::vector<Beside> beside;
     std::map<std::string, std::string> asked_with; // settings that are asked for only where another one is on
+    std::map<std::string, std::string> read_as;    // settings without a word in plans, and those they are taken for
     std::vector<std::string> weak;                 // settings that decide only where all others agree
     std::vector<std::string> cosmetic;             // facts that change neither time nor memory
     std::vector<std::vector<std::string>> same;    // values of one meaning
     std::vector<Frequency> frequencies;
+    // Settings by the names that the program's own list of arguments has for them, where those are others than usual;
+    // "no SETTING": one that switches off what the name says.
+    std::map<std::string, std::string> dumped;
+    std::map<std::string, std::string> dumped_defaults; // values that such a list has where nobody set any
     StageNames stages;
     std::vector<std::string> names;  // settings that name a model as it is published, where no recipe is the model
     std::vector<std::string> recipe; // settings whose values, joined by /, name a model of the engine's table

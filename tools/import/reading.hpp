@@ -55,6 +55,7 @@ private:
     };
     struct FactMatch;
     FactMatch match(const Line& line) const;
+    std::map<std::string, std::string> denied() const;
     // Values of a field, and of others that the same words say: {"precision", "fp8-tensor"}, {"fp8_scaling",
     // "delayed"}.
     using Choice = std::vector<std::pair<std::string, std::string>>;

@@ -11,9 +11,11 @@ namespace {
 SettingsFile read_one(const std::string& file, BashValues& values) {
     std::error_code ignored;
     const auto bytes = std::filesystem::file_size(file, ignored);
+    // Logs may be of any length: what they print of their arguments stands at their beginning.
+    const std::string text = read_file(file, max_file_bytes + 1);
+    if (has_argument_dump(text)) return read_argument_dump(text, file);
     if (!ignored && bytes > max_file_bytes)
         refuse("{}: {} bytes, and a launch file has at most {}", file, bytes, max_file_bytes);
-    const std::string text = read_file(file);
     if (text.size() > max_file_bytes) refuse("{}: more than {} bytes", file, max_file_bytes);
     if (text.find('\0') != std::string::npos) refuse("{}: not a text file", file);
     const std::string extension = std::filesystem::path(file).extension().string();

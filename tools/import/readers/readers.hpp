@@ -28,6 +28,12 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
 // TOML: sections whose names are joined by points.
 SettingsFile read_toml(const std::string& text, const std::string& file);
 
+// Whether a log holds the list of all arguments that Megatron-LM prints as it starts, or some lines of it.
+bool has_argument_dump(const std::string& text);
+// That list, the last one where a job began again: settings in the names of the program's variables ("num_layers"),
+// without those that are None. A switch that is on has no value, one that is off "false".
+SettingsFile read_argument_dump(const std::string& text, const std::string& file);
+
 // All of the files as one, later ones over earlier ones. `from`: the engine, empty: as the files tell. Throws Error
 // (bad_input) also where it cannot be told, or files are of several engines. alone: no other file is read, whatever
 // scripts name.

@@ -23,6 +23,7 @@ struct Setting {
     std::vector<std::string> values; // values, one for each member of a list; none: a flag that is there
     std::string file;
     std::size_t line = 0; // line from 1; 0 = not known
+    bool dumped = false;  // one of all that a program has, in the program's name for it: most have their defaults
 
     bool unknown() const;      // whether some value cannot be known from the file
     std::string place() const; // "FILE:LINE"

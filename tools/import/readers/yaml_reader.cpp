@@ -19,6 +19,7 @@ std::size_t line_of(const YAML::Node& node) {
 struct Reader {
     SettingsFile& into;
     const std::string& file;
+    bool dumped = false; // a whole configuration, as Megatron-Bridge writes one beside its checkpoints
     std::size_t nodes = 0;
 
     void count(int depth) {
@@ -37,9 +38,15 @@ struct Reader {
                node["_call_"].IsScalar() && (node["_call_"].Scalar() == "false" || node["_call_"].Scalar() == "False");
     }
 
+    // {_target_: megatron.core.transformer.enums.AttnBackend, _name_: auto, ..}: a member of an enumeration.
+    static bool names_member(const YAML::Node& node) {
+        return node.IsMap() && node["_target_"] && node["_name_"] && node["_name_"].IsScalar();
+    }
+
     std::string member(const YAML::Node& node, int depth) {
         count(depth);
         if (names_object(node)) return node["_target_"].Scalar();
+        if (names_member(node)) return node["_name_"].Scalar();
         if (node.IsScalar() || node.IsNull()) return scalar(node);
         std::string text; // list of lists, as Python writes it
         for (const auto& item : node) {
@@ -55,16 +62,17 @@ struct Reader {
 
     void flatten(const YAML::Node& node, const std::string& name, int depth) {
         count(depth);
-        if (node.IsMap() && !names_object(node)) {
+        if (node.IsMap() && !names_object(node) && !names_member(node)) {
             for (const auto& item : node) {
                 if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
                 const std::string key = item.first.Scalar();
+                if (dumped && (key == "_target_" || item.second.IsNull())) continue;
                 flatten(item.second, name.empty() ? key : name + "." + key, depth + 1);
             }
             return;
         }
         if (name.empty()) refuse("{}: no sections of settings", file);
-        Setting setting{name, {}, file, line_of(node)};
+        Setting setting{name, {}, file, line_of(node), dumped};
         if (node.IsSequence()) {
             for (const auto& item : node) setting.values.push_back(member(item, depth + 1));
             if (setting.values.empty()) setting.values.emplace_back("[]");
@@ -144,9 +152,11 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
             return result;
         }
         result.format = format_of(root);
+        reader.dumped = root["_target_"].IsDefined();
         for (const auto& item : root) {
             if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
-            if (item.first.Scalar() != "env_vars") reader.flatten(item.second, item.first.Scalar(), 1);
+            if (item.first.Scalar() != "env_vars" && item.first.Scalar() != "_target_")
+                reader.flatten(item.second, item.first.Scalar(), 1);
         }
     } catch (const YAML::Exception& error) {
         refuse("{}:{}: not valid YAML: {}", file, error.mark.line + 1, shown(error.msg));

@@ -1,0 +1,16 @@
+// Settings by the names that the table of words has for them, where a file has others.
+#pragma once
+
+#include "tools/import/import_plan.hpp"
+#include "tools/import/reader_table.hpp"
+#include "tools/import/readers/setting.hpp"
+
+#include <vector>
+
+namespace moe::tools {
+
+// Names the settings of a printed list as the engine's options, and leaves out those that nobody set as far as the list
+// tells. Options that no plan can say become those that the reader's table takes them for, each with a finding.
+void rename_settings(SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings);
+
+} // namespace moe::tools
