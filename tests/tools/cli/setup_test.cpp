@@ -22,7 +22,8 @@ TEST_CASE("setup: a quiet command leaves one line, and its words in the log") {
     const Folder folder;
     const Outcome outcome = folder.run(with_log("quietly Built sh -c 'echo one; echo two >&2'"));
     CHECK(outcome.status == 0);
-    CHECK(outcome.out == "Built: 0 s\n");
+    CHECK(outcome.out.starts_with("Built: "));
+    CHECK(outcome.out.find('\n') == outcome.out.size() - 1); // However long it took.
     CHECK(outcome.err.empty());
     CHECK(folder.read("quick.log") == "\n$ sh -c echo one; echo two >&2\none\ntwo\n");
     CHECK(folder.run(with_log("duration 59; echo; duration 200")).out == "59 s\n3 min 20 s");
