@@ -90,16 +90,6 @@ int enough_micro_batches(const plan::Plan& plan) {
 
 namespace {
 
-// The axes of the group along which there is more than one rank.
-plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
-    plan::Group real{group.domain, 0};
-    for (int bit = 1; bit <= group.axes; bit *= 2) {
-        const auto one = static_cast<std::uint16_t>(group.axes & bit);
-        if (one != 0 && plan::group_size(plan, {group.domain, one}) > 1) real.axes |= one;
-    }
-    return real;
-}
-
 // The messages that a pipeline rank sends and receives: activations and their gradients.
 struct Messages {
     int boxes = 0; // number of boxes: one for each of its chunks in either direction, but at the model's ends
@@ -112,14 +102,14 @@ Messages messages_of(const plan::Plan& plan, int rank) {
     return {2 * plan.vpp - (first ? 1 : 0) - (loss ? 1 : 0), neighbours * (v ? 4 : 2)};
 }
 
-// Counts communicators as communicators_of() does. A dense group and one of experts are taken for the same where stream
-// and size agree. Every group of published stacks has one.
-double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, std::int64_t slots) {
+// Counts communicators as communicators_of() does. Every group of published stacks has one.
+double communicator_bytes(const plan::Plan& plan, const plan::Mesh& mesh, int rank, std::uint64_t used,
+                          std::int64_t slots) {
     if (!program::joins_devices(plan))
         return machine::bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);
     struct Known {
         program::Stream stream;
-        plan::Group group; // axes of the group along which the plan has more than one rank
+        plan::Group group;
         int size;
     };
     std::vector<Known> known;
@@ -133,10 +123,9 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
         const Known one{data    ? program::Stream::data
                         : dense ? program::Stream::tensor
                                 : program::Stream::expert,
-                        real_axes(plan, group), plan::group_size(plan, group)};
+                        group, plan::group_size(plan, group)};
         const auto same = [&](const Known& k) {
-            return k.stream == one.stream &&
-                   (k.group.domain == one.group.domain ? k.group == one.group : k.size == one.size);
+            return k.stream == one.stream && k.size == one.size && mesh.same_members(k.group, group);
         };
         if (std::any_of(known.begin(), known.end(), same)) continue;
         known.push_back(one);
@@ -169,8 +158,8 @@ double micro_batch_input_bytes(const plan::Plan& plan) {
                   (chunks ? static_cast<double>(plan.attention_rows()) : 0.0));
 }
 
-double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
-                  const std::vector<KeptActivations>& kept) {
+double peak_bytes(const plan::Plan& plan, const plan::Mesh& mesh, const std::vector<StageMemory>& stages,
+                  const std::vector<int>& of_stage, const std::vector<KeptActivations>& kept) {
     const double inputs =
         micro_batch_input_bytes(plan) * plan.micro_batches() + 4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
@@ -199,7 +188,8 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         activations += static_cast<double>(kept[static_cast<std::size_t>(r)].merges
                                                ? workspace.forward + workspace.backward
                                                : std::max(workspace.forward, workspace.backward));
-        bytes += std::max({activations, visiting + muon, tables}) + library + communicator_bytes(plan, r, used, slots);
+        bytes +=
+            std::max({activations, visiting + muon, tables}) + library + communicator_bytes(plan, mesh, r, used, slots);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.

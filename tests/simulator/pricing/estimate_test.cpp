@@ -269,6 +269,32 @@ TEST_CASE("fast and event-driven agree where one micro-batch sets gradients and 
     CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
 }
 
+TEST_CASE("fast and event-driven agree where a step begins with weights that are quantized") {
+    const auto check = [](moe::plan::Plan plan) {
+        plan.gbs = 4 * plan.dp;
+        plan.cuda_graph = moe::plan::CudaGraph::full;
+        REQUIRE(moe::plan::check_plan(plan).message == "");
+        const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.004));
+    };
+    // Under delayed scaling the first forward reports magnitudes where all weights have reported theirs.
+    moe::plan::Plan plan = published_plan("Llama3-8B", "h200", "moe-plan");
+    plan.gpus = plan.edp = 16;
+    plan.tp = plan.dp = 4;
+    plan.precision = moe::machine::Precision::fp8_tensor;
+    for (const auto scaling : {moe::plan::Fp8Scaling::current, moe::plan::Fp8Scaling::delayed}) {
+        plan.fp8_scaling = scaling;
+        check(plan);
+    }
+    // Experts that one rank alone has are quantized before it, not beside it.
+    plan = published_plan("Qwen3-30B-A3B", "h200", "moe-plan");
+    plan.gpus = plan.cp = plan.ep = 4;
+    plan.precision = moe::machine::Precision::fp8_blockwise;
+    plan.fp8_wgrad = true;
+    check(plan);
+}
+
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
     const auto hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h200-measured"));
     const moe::stack::Stack stack = moe::stack::load_stack("", *hardware);
