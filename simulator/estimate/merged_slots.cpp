@@ -238,12 +238,12 @@ MergedTime MergedPlayer::play(const Segments& forward, const Segments& backward)
     time.together = steady;
     // A host that issues a pair in half of its time is never late.
     const double host = (ahead.host_seconds + replay::far_ahead) / pairs;
-    if (time.waits || host > 0.5 * steady)
-        time.together = ends_of(lanes.play({units.front()}, 0.0)).of(0) - (ends.of(0) - steady);
-    // A host that waits on the way has the lead of the pair before: only the first of these was far ahead.
-    if (time.waits && ends.of(0) < steady) {
-        time.ahead = ends.of(0);
-        time.together = steady + std::max(0.0, time.lead_after);
+    if (time.waits || host > 0.5 * steady) {
+        const double together = ends_of(lanes.play({units.front()}, 0.0)).of(0);
+        time.together = together - std::max(0.0, ends.of(0) - steady);
+        // A host that waits on the way has the lead of the pair before: only the first of these was far ahead.
+        if (time.waits && together - std::max(0.0, time.lead_after) >= steady)
+            time.ahead = std::min(steady, ends.of(0));
     }
     time.forward_end = ends.lanes[pairs - 1][0] - (pairs - 1) * steady;
     time.backward_end = ends.lanes[pairs - 1][1] - (pairs - 1) * steady;

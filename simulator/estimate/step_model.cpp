@@ -147,7 +147,12 @@ private:
             const double message = receive(r, turn, arrived);
             return std::max({rank.clocks.device, message - unaided(slot), rank.clocks.host});
         };
-        const double start_a = begin(a, arrived_a, slot_a), start_b = begin(b, arrived_b, slot_b);
+        // Ops that run in a given order begin with the backward's.
+        const bool in_order = replay::runs_in_arena(plan_);
+        double start_a = 0.0, start_b = 0.0;
+        if (in_order) start_b = begin(b, arrived_b, slot_b);
+        start_a = begin(a, arrived_a, slot_a);
+        if (!in_order) start_b = begin(b, arrived_b, slot_b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
         // A host that waits for counts on the way issues little while messages have yet to come.
@@ -155,9 +160,8 @@ private:
             std::max(0.0, (merged.waits ? std::min(early, rank.clocks.device) : early) - rank.clocks.host);
         const double both = std::max(merged.ahead, merged.together - lead) - sooner;
         const double first = start_a <= start_b ? alone_a : alone_b, apart = alone_a + alone_b, other = apart - first;
-        // Ops that run in a given order wait for the lane that begins late; what the backward has before its layers
-        // does not wait for the forward.
-        const bool in_order = replay::runs_in_arena(plan_);
+        // They wait for the lane that begins late; what the backward has before its layers does not wait for the
+        // forward.
         const double share = in_order ? 1.0 : first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
         const double end = in_order ? std::max(start_b, start_a - merged.forward_start) + both
                                     : std::max(early + apart - (apart - both) * share, late + other);
@@ -177,8 +181,11 @@ private:
         const double late_a = wait_for_data(r, a), late_b = wait_for_data(r, b);
         const double slower =
             slow_down(model_, rank, both, std::max(chunk(r, a.chunk).computes[0], chunk(r, b.chunk).computes[1]));
-        send(r, a, sent_a + late_a + slower);
-        send(r, b, sent_b + late_b + slower);
+        // They share a line out: the message that is there first leaves first.
+        const double ready_a = sent_a + late_a + slower, ready_b = sent_b + late_b + slower;
+        if (ready_a <= ready_b) send(r, a, ready_a);
+        send(r, b, ready_b);
+        if (ready_a > ready_b) send(r, a, ready_a);
         rank.next += 2;
     }
 

@@ -203,6 +203,39 @@ TEST_CASE("fast and event-driven agree where hosts wait for counts in the merged
     }
 }
 
+TEST_CASE("fast and event-driven agree where a pipeline's merged slots are unlike each other") {
+    struct Case {
+        const char *model, *hardware, *stack;
+        int pp, vpp, ep, mbs;
+        moe::plan::Dispatcher dispatcher;
+        moe::plan::CudaGraph graph;
+    };
+    for (const Case& c : {// The host waits for counts in pairs of chunks with and without the loss.
+                          Case{"GPT-OSS-20B", "b200", "mcore-2603.07685", 2, 2, 4, 4, moe::plan::Dispatcher::hybridep,
+                               moe::plan::CudaGraph::partial},
+                          // A pair begins with its backward's message, and sends first what is there first.
+                          Case{"Nemotron-3-Nano", "h200", "moe-plan", 4, 4, 8, 1, moe::plan::Dispatcher::alltoall,
+                               moe::plan::CudaGraph::full}}) {
+        CAPTURE(std::string(c.model));
+        moe::plan::Plan plan = published_plan(c.model, c.hardware, c.stack, 8192);
+        plan.pp = c.pp;
+        plan.vpp = c.vpp;
+        plan.schedule = moe::plan::ScheduleKind::interleaved;
+        plan.dp = plan.ep = c.ep;
+        plan.gpus = plan.pp * plan.dp;
+        plan.mbs = c.mbs;
+        plan.gbs = plan.dp * plan.mbs * 4 * c.pp;
+        plan.precision = moe::machine::Precision::bf16;
+        plan.dispatcher = c.dispatcher;
+        plan.cuda_graph = c.graph;
+        plan.ep_overlap = true;
+        REQUIRE(moe::plan::check_plan(plan).message == "");
+        const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.004));
+    }
+}
+
 TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends and of messages") {
     struct Case {
         const char *model, *hardware, *stack;
