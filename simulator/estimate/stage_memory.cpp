@@ -18,25 +18,50 @@
 namespace moe::estimate {
 namespace {
 
-// The height to which a pair takes a pool above its state before: the forward takes segments of `bytes` from its first
-// layer on, the backward beside it releases from its last on, behind the loss, beside which the forward has no layer
-// yet.
-int rise(const SavedSegments& forward, const SavedSegments& backward, std::int64_t bytes) {
-    const auto ends = [bytes](const SavedSegments& s) {
-        return static_cast<int>(std::count(s.ends.begin(), s.ends.end(), bytes));
-    };
-    int now = -ends(backward), most = 0;
-    for (std::size_t i = 0; i < std::max(forward.layers.size(), backward.layers.size()); ++i) {
-        if (i < forward.layers.size() && forward.layers[i] == bytes) most = std::max(most, ++now);
-        if (i < backward.layers.size() && backward.layers[backward.layers.size() - 1 - i] == bytes) --now;
+// Changes of a pool of segments of `bytes` in the order of a pair's layers. What lies outside of layers counts as one:
+// before the first one of either lane, and between the layers of the model and each of MTP.
+class Changes {
+public:
+    Changes(const SavedSegments& forward, const SavedSegments& backward, std::int64_t bytes) : bytes_(bytes) {
+        std::size_t at = 0;
+        for (const std::int64_t layer : forward.layers) add(taken_, ++at, layer);
+        if (at > 0) ++at;
+        for (const std::int64_t end : forward.ends) add(taken_, at, end);
+        for (const std::int64_t layer : forward.mtp) add(taken_, at + 1, layer), at += 2;
+        at = 0;
+        for (auto layer = backward.mtp.rbegin(); layer != backward.mtp.rend(); ++layer, at += 2)
+            add(released_, at + 1, *layer);
+        for (const std::int64_t end : backward.ends) add(released_, at, end);
+        for (auto layer = backward.layers.rbegin(); layer != backward.layers.rend(); ++layer)
+            add(released_, ++at, *layer);
     }
-    return std::max(most, now + ends(forward));
-}
+    // The height to which the pair takes the pool above its state before: a layer of the forward takes its place before
+    // that of the backward beside it gives one free, behind the loss, beside which the forward has no layer yet.
+    int rise() const {
+        int now = 0, most = 0;
+        for (std::size_t at = 0; at < std::max(taken_.size(), released_.size()); ++at) {
+            if (at < taken_.size()) most = std::max(most, now += taken_[at]);
+            if (at < released_.size()) now -= released_[at];
+        }
+        return most;
+    }
+
+private:
+    void add(std::vector<int>& list, std::size_t at, std::int64_t bytes) const {
+        if (list.size() <= at) list.resize(at + 1, 0);
+        if (bytes == bytes_) ++list[at];
+    }
+
+    std::int64_t bytes_;
+    std::vector<int> taken_, released_;
+};
 
 } // namespace
 
 void SavedSegments::add(lower::SegmentKind kind, int count, std::int64_t bytes) {
-    std::vector<std::int64_t>& list = kind == lower::SegmentKind::embedding || lower::is_head(kind) ? ends : layers;
+    std::vector<std::int64_t>& list = lower::is_mtp(kind)                                             ? mtp
+                                      : kind == lower::SegmentKind::embedding || lower::is_head(kind) ? ends
+                                                                                                      : layers;
     list.insert(list.end(), static_cast<std::size_t>(count), bytes);
 }
 
@@ -62,7 +87,7 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
                                       const std::vector<plan::Kept>& kept) {
     std::map<std::int64_t, std::vector<int>> pools; // segments by chunk, by bytes
     for (std::size_t c = 0; c < chunks.size(); ++c)
-        for (const auto* list : {&chunks[c]->layers, &chunks[c]->ends})
+        for (const auto* list : {&chunks[c]->layers, &chunks[c]->mtp, &chunks[c]->ends})
             for (const std::int64_t bytes : *list) {
                 std::vector<int>& counts = pools[bytes];
                 counts.resize(chunks.size(), 0);
@@ -75,8 +100,9 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
             const int before =
                 std::inner_product(state.micro_batches.begin(), state.micro_batches.end(), counts.begin(), 0);
             const int above = state.forward < 0 ? 0
-                                                : rise(*chunks[static_cast<std::size_t>(state.forward)],
-                                                       *chunks[static_cast<std::size_t>(state.backward)], bytes);
+                                                : Changes(*chunks[static_cast<std::size_t>(state.forward)],
+                                                          *chunks[static_cast<std::size_t>(state.backward)], bytes)
+                                                      .rise();
             most = std::max(most, before + above);
         }
     }

@@ -30,7 +30,7 @@ struct StageMemory {
 
 // Segments of a stage that one micro-batch saves, each by its bytes, layers in order.
 struct SavedSegments {
-    std::vector<std::int64_t> layers, ends; // ends: of the model
+    std::vector<std::int64_t> layers, mtp, ends; // ends: of the model
     void add(lower::SegmentKind kind, int count, std::int64_t bytes);
 };
 
