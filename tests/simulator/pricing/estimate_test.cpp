@@ -206,21 +206,24 @@ TEST_CASE("fast and event-driven agree where hosts wait for counts in the merged
 TEST_CASE("fast and event-driven agree where a pipeline's merged slots are unlike each other") {
     struct Case {
         const char *model, *hardware, *stack;
-        int pp, vpp, ep, mbs;
+        int seq, pp, vpp, ep, mbs;
         moe::plan::Dispatcher dispatcher;
         moe::plan::CudaGraph graph;
     };
     for (const Case& c : {// The host waits for counts in pairs of chunks with and without the loss.
-                          Case{"GPT-OSS-20B", "b200", "mcore-2603.07685", 2, 2, 4, 4, moe::plan::Dispatcher::hybridep,
-                               moe::plan::CudaGraph::partial},
+                          Case{"GPT-OSS-20B", "b200", "mcore-2603.07685", 8192, 2, 2, 4, 4,
+                               moe::plan::Dispatcher::hybridep, moe::plan::CudaGraph::partial},
                           // A pair begins with its backward's message, and sends first what is there first.
-                          Case{"Nemotron-3-Nano", "h200", "moe-plan", 4, 4, 8, 1, moe::plan::Dispatcher::alltoall,
-                               moe::plan::CudaGraph::full}}) {
+                          Case{"Nemotron-3-Nano", "h200", "moe-plan", 8192, 4, 4, 8, 1, moe::plan::Dispatcher::alltoall,
+                               moe::plan::CudaGraph::full},
+                          // The backward begins with MTP, which lies between the loss and the model's layers.
+                          Case{"DeepSeek-V3", "h200", "bridge-26.04", 4096, 2, 1, 32, 1,
+                               moe::plan::Dispatcher::alltoall, moe::plan::CudaGraph::partial}}) {
         CAPTURE(std::string(c.model));
-        moe::plan::Plan plan = published_plan(c.model, c.hardware, c.stack, 8192);
+        moe::plan::Plan plan = published_plan(c.model, c.hardware, c.stack, c.seq);
         plan.pp = c.pp;
         plan.vpp = c.vpp;
-        plan.schedule = moe::plan::ScheduleKind::interleaved;
+        plan.schedule = c.vpp > 1 ? moe::plan::ScheduleKind::interleaved : moe::plan::ScheduleKind::one_f_one_b;
         plan.dp = plan.ep = c.ep;
         plan.gpus = plan.pp * plan.dp;
         plan.mbs = c.mbs;
