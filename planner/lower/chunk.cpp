@@ -196,6 +196,7 @@ void Chunk::backward(emit::Builder& b) {
     }
     for (std::size_t i = 0; i < late_heads_.size(); ++i) branches_[i] = late_heads_[i].backward(b);
     program::TensorId dbranch = backward_mtp(b);
+    if (spec_.beside_mtp) dbranch = segment_dout(b);
     if (spec_.loss) dx = head_.backward(b, std::exchange(dbranch, program::no_tensor));
     if (dx == program::no_tensor && dbranch == program::no_tensor) dx = segment_dout(b);
     b.layer = -1;

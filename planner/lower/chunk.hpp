@@ -23,6 +23,7 @@ struct ChunkSpec {
     int previous = -1, next = +1;            // pipeline ranks of the stages before and behind, less mine
     int branches = 0;          // MTP layers that an earlier stage computed, whose outputs arrive beside the trunk
     bool heads_behind = false; // the LM head passes of these MTP layers are made on a later stage, with the loss
+    bool beside_mtp = false;   // a segment: the head of a stage with MTP, whose gradient its backward adds
 };
 
 // Describes virtual stage `stage` of the cut `all` as the chunk of the rank that runs it.

@@ -267,6 +267,7 @@ program::Program lower_segment(const plan::Plan& plan, SegmentKind segment, int 
         break;
     case SegmentKind::head:
         spec.loss = true;
+        spec.beside_mtp = !plan.model->mtp.empty();
         break;
     }
     add_layer_sums(program, plan, {spec});

@@ -252,6 +252,20 @@ std::vector<int> Mesh::members(Group group, int rank) const {
     return result;
 }
 
+std::vector<std::pair<int, int>> Mesh::runs(Group group) const {
+    std::vector<std::pair<int, int>> runs;
+    for (const Axis& a : axes_[static_cast<int>(group.domain)]) {
+        if ((a.bit & group.axes) == 0 || a.size == 1) continue;
+        if (!runs.empty() && runs.back().first * runs.back().second == a.stride)
+            runs.back().second *= a.size;
+        else
+            runs.emplace_back(a.stride, a.size);
+    }
+    return runs;
+}
+
+bool Mesh::same_members(Group a, Group b) const { return runs(a) == runs(b); }
+
 std::vector<int> Mesh::first_members(Group group, int modulus) const {
     std::vector<bool> found(static_cast<std::size_t>(modulus), false);
     found[0] = true;

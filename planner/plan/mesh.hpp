@@ -7,6 +7,7 @@
 #include "planner/plan/group.hpp"
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace moe::plan {
@@ -53,6 +54,8 @@ public:
     std::vector<int> members(Group group, int rank) const;
     // The remainders modulo `modulus` of the first members of the group's instances, ascending.
     std::vector<int> first_members(Group group, int modulus) const;
+    // True where both are groups of the same ranks.
+    bool same_members(Group a, Group b) const;
     // Position of `rank` within members(group, rank).
     int index(Group group, int rank) const;
     // Coordinate along one axis, e.g. coordinate(Domain::dense, axis::pipeline, rank).
@@ -64,6 +67,10 @@ private:
         int size;
         int stride;
     };
+    // Members from `rank` 0 on in runs: so many ranks at one distance, and copies of these at the next one. Axes behind
+    // each other are one run.
+    std::vector<std::pair<int, int>> runs(Group group) const; // (stride, size)
+
     std::vector<Axis> axes_[2]; // axes by Domain, in the order's sequence
     int world_ = 1;
 };

@@ -81,6 +81,7 @@ private:
 
     struct Stages {
         plan::Plan plan;
+        std::optional<plan::Mesh> mesh; // of the plan
         const estimate::Shape* shape = nullptr;
         std::vector<std::vector<std::pair<int, int>>> parts; // segment of the model and count, by distinct stage
         bool rare = false;                                   // some of them are segments that few cuts have

@@ -46,6 +46,7 @@ int FastBoundModel::stage_split(const plan::Plan& plan) {
 FastBoundModel::Stages FastBoundModel::stages_of(const plan::Plan& plan) {
     Stages result;
     result.plan = plan;
+    result.mesh.emplace(plan);
     result.shape = &sources_.shapes.of(plan);
     const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     result.lost = costs.contention_price().to_collectives;

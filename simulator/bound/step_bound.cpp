@@ -298,7 +298,7 @@ double FastBoundModel::filled(const Layers& layers, Stages& stages) {
         for (std::size_t p = 0; p < layers.pool_bytes.size(); ++p) bytes += most[p] * layers.pool_bytes[p];
         saved_.push_back({bytes, merges});
     }
-    return estimate::peak_bytes(stages.plan, memory_, stages.shape->of_stage, saved_);
+    return estimate::peak_bytes(stages.plan, *stages.mesh, memory_, stages.shape->of_stage, saved_);
 }
 
 double FastBoundModel::merged_step_bound(const plan::Plan& plan) {

@@ -65,6 +65,8 @@ double seconds_of(const cost::CostModel& model, const passes::BucketSize& b, pas
 BucketTime time_of(const cost::CostModel& model, const passes::BucketSize& b, std::int64_t zeroed) {
     BucketTime t;
     t.staged = b.staged();
+    t.in_line = passes::has_work(model.plan(), b, passes::StepWork::quantize) &&
+                passes::step_op(model.plan(), b, passes::StepWork::quantize).stream == program::Stream::compute;
     t.muon = b.is_muon();
     for (std::size_t w = 0; w < passes::step_work_count; ++w) {
         const auto work = static_cast<passes::StepWork>(w);

@@ -36,7 +36,7 @@ public:
     std::vector<int> forward(const Segments& segments) {
         std::vector<int> lane;
         if (receives(segments)) lane.push_back(arrivals_[0]);
-        for (const auto& [id, count] : segments)
+        for (const auto& [id, count] : as_they_run(segments))
             for (int i = 0; i < count; ++i) lane.push_back(add(id, i % copies_));
         if (sends(segments)) lane.push_back(departures_[0]);
         return lane;
@@ -44,7 +44,8 @@ public:
     std::vector<int> backward(const Segments& segments) {
         std::vector<int> lane;
         if (sends(segments)) lane.push_back(arrivals_[1]);
-        for (auto it = segments.rbegin(); it != segments.rend(); ++it)
+        const Segments order = as_they_run(segments);
+        for (auto it = order.rbegin(); it != order.rend(); ++it)
             for (int i = it->second; i-- > 0;) lane.push_back(add(it->first, i % copies_) + 1);
         if (receives(segments)) lane.push_back(departures_[1]);
         return lane;
@@ -64,6 +65,12 @@ public:
     }
 
 private:
+    // MTP follows the model's loss.
+    static Segments as_they_run(Segments segments) {
+        std::stable_partition(segments.begin(), segments.end(),
+                              [](const auto& s) { return s.first.kind != lower::SegmentKind::mtp; });
+        return segments;
+    }
     static bool receives(const Segments& s) {
         return s.empty() || s.front().first.kind != lower::SegmentKind::embedding;
     }
@@ -238,12 +245,12 @@ MergedTime MergedPlayer::play(const Segments& forward, const Segments& backward)
     time.together = steady;
     // A host that issues a pair in half of its time is never late.
     const double host = (ahead.host_seconds + replay::far_ahead) / pairs;
-    if (time.waits || host > 0.5 * steady)
-        time.together = ends_of(lanes.play({units.front()}, 0.0)).of(0) - (ends.of(0) - steady);
-    // A host that waits on the way has the lead of the pair before: only the first of these was far ahead.
-    if (time.waits && ends.of(0) < steady) {
-        time.ahead = ends.of(0);
-        time.together = steady + std::max(0.0, time.lead_after);
+    if (time.waits || host > 0.5 * steady) {
+        const double together = ends_of(lanes.play({units.front()}, 0.0)).of(0);
+        time.together = together - std::max(0.0, ends.of(0) - steady);
+        // A host that waits on the way has the lead of the pair before: only the first of these was far ahead.
+        if (time.waits && together - std::max(0.0, time.lead_after) >= steady)
+            time.ahead = std::min(steady, ends.of(0));
     }
     time.forward_end = ends.lanes[pairs - 1][0] - (pairs - 1) * steady;
     time.backward_end = ends.lanes[pairs - 1][1] - (pairs - 1) * steady;

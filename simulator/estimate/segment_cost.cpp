@@ -195,6 +195,8 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
         time.max_plus = first_backward.max_plus();
         if (first_backward.runs_ahead()) run_on(time, period(time.max_plus));
     }
+    if (program->io.scale_largest != program::no_tensor)
+        result.after_scales = alone[0].after(program->io.scale_largest);
     result.uses = uses_of(*program, first, alone[0], first_backward, ahead);
     return result;
 }

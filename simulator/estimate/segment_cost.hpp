@@ -32,6 +32,9 @@ struct SegmentCost {
     SegmentTime forward, backward;
     SegmentTime first_backward;  // the first backward of a step, whose products set gradients
     std::vector<BucketUse> uses; // uses in the order of declaration
+    // Delayed scaling: the clocks at the end of the forward when the largest magnitudes of weights are there at 0 and
+    // everything else long before, since rows report theirs into the same list.
+    replay::StreamClocks after_scales = replay::no_clocks;
 };
 
 // Lowers the segment for the model's plan and plays it.

@@ -18,25 +18,50 @@
 namespace moe::estimate {
 namespace {
 
-// The height to which a pair takes a pool above its state before: the forward takes segments of `bytes` from its first
-// layer on, the backward beside it releases from its last on, behind the loss, beside which the forward has no layer
-// yet.
-int rise(const SavedSegments& forward, const SavedSegments& backward, std::int64_t bytes) {
-    const auto ends = [bytes](const SavedSegments& s) {
-        return static_cast<int>(std::count(s.ends.begin(), s.ends.end(), bytes));
-    };
-    int now = -ends(backward), most = 0;
-    for (std::size_t i = 0; i < std::max(forward.layers.size(), backward.layers.size()); ++i) {
-        if (i < forward.layers.size() && forward.layers[i] == bytes) most = std::max(most, ++now);
-        if (i < backward.layers.size() && backward.layers[backward.layers.size() - 1 - i] == bytes) --now;
+// Changes of a pool of segments of `bytes` in the order of a pair's layers. What lies outside of layers counts as one:
+// before the first one of either lane, and between the layers of the model and each of MTP.
+class Changes {
+public:
+    Changes(const SavedSegments& forward, const SavedSegments& backward, std::int64_t bytes) : bytes_(bytes) {
+        std::size_t at = 0;
+        for (const std::int64_t layer : forward.layers) add(taken_, ++at, layer);
+        if (at > 0) ++at;
+        for (const std::int64_t end : forward.ends) add(taken_, at, end);
+        for (const std::int64_t layer : forward.mtp) add(taken_, at + 1, layer), at += 2;
+        at = 0;
+        for (auto layer = backward.mtp.rbegin(); layer != backward.mtp.rend(); ++layer, at += 2)
+            add(released_, at + 1, *layer);
+        for (const std::int64_t end : backward.ends) add(released_, at, end);
+        for (auto layer = backward.layers.rbegin(); layer != backward.layers.rend(); ++layer)
+            add(released_, ++at, *layer);
     }
-    return std::max(most, now + ends(forward));
-}
+    // The height to which the pair takes the pool above its state before: a layer of the forward takes its place before
+    // that of the backward beside it gives one free, behind the loss, beside which the forward has no layer yet.
+    int rise() const {
+        int now = 0, most = 0;
+        for (std::size_t at = 0; at < std::max(taken_.size(), released_.size()); ++at) {
+            if (at < taken_.size()) most = std::max(most, now += taken_[at]);
+            if (at < released_.size()) now -= released_[at];
+        }
+        return most;
+    }
+
+private:
+    void add(std::vector<int>& list, std::size_t at, std::int64_t bytes) const {
+        if (list.size() <= at) list.resize(at + 1, 0);
+        if (bytes == bytes_) ++list[at];
+    }
+
+    std::int64_t bytes_;
+    std::vector<int> taken_, released_;
+};
 
 } // namespace
 
 void SavedSegments::add(lower::SegmentKind kind, int count, std::int64_t bytes) {
-    std::vector<std::int64_t>& list = kind == lower::SegmentKind::embedding || lower::is_head(kind) ? ends : layers;
+    std::vector<std::int64_t>& list = lower::is_mtp(kind)                                             ? mtp
+                                      : kind == lower::SegmentKind::embedding || lower::is_head(kind) ? ends
+                                                                                                      : layers;
     list.insert(list.end(), static_cast<std::size_t>(count), bytes);
 }
 
@@ -62,7 +87,7 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
                                       const std::vector<plan::Kept>& kept) {
     std::map<std::int64_t, std::vector<int>> pools; // segments by chunk, by bytes
     for (std::size_t c = 0; c < chunks.size(); ++c)
-        for (const auto* list : {&chunks[c]->layers, &chunks[c]->ends})
+        for (const auto* list : {&chunks[c]->layers, &chunks[c]->mtp, &chunks[c]->ends})
             for (const std::int64_t bytes : *list) {
                 std::vector<int>& counts = pools[bytes];
                 counts.resize(chunks.size(), 0);
@@ -75,8 +100,9 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
             const int before =
                 std::inner_product(state.micro_batches.begin(), state.micro_batches.end(), counts.begin(), 0);
             const int above = state.forward < 0 ? 0
-                                                : rise(*chunks[static_cast<std::size_t>(state.forward)],
-                                                       *chunks[static_cast<std::size_t>(state.backward)], bytes);
+                                                : Changes(*chunks[static_cast<std::size_t>(state.forward)],
+                                                          *chunks[static_cast<std::size_t>(state.backward)], bytes)
+                                                      .rise();
             most = std::max(most, before + above);
         }
     }
@@ -90,16 +116,6 @@ int enough_micro_batches(const plan::Plan& plan) {
 
 namespace {
 
-// The axes of the group along which there is more than one rank.
-plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
-    plan::Group real{group.domain, 0};
-    for (int bit = 1; bit <= group.axes; bit *= 2) {
-        const auto one = static_cast<std::uint16_t>(group.axes & bit);
-        if (one != 0 && plan::group_size(plan, {group.domain, one}) > 1) real.axes |= one;
-    }
-    return real;
-}
-
 // The messages that a pipeline rank sends and receives: activations and their gradients.
 struct Messages {
     int boxes = 0; // number of boxes: one for each of its chunks in either direction, but at the model's ends
@@ -112,14 +128,14 @@ Messages messages_of(const plan::Plan& plan, int rank) {
     return {2 * plan.vpp - (first ? 1 : 0) - (loss ? 1 : 0), neighbours * (v ? 4 : 2)};
 }
 
-// Counts communicators as communicators_of() does. A dense group and one of experts are taken for the same where stream
-// and size agree. Every group of published stacks has one.
-double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, std::int64_t slots) {
+// Counts communicators as communicators_of() does. Every group of published stacks has one.
+double communicator_bytes(const plan::Plan& plan, const plan::Mesh& mesh, int rank, std::uint64_t used,
+                          std::int64_t slots) {
     if (!program::joins_devices(plan))
         return machine::bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);
     struct Known {
         program::Stream stream;
-        plan::Group group; // axes of the group along which the plan has more than one rank
+        plan::Group group;
         int size;
     };
     std::vector<Known> known;
@@ -133,10 +149,9 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
         const Known one{data    ? program::Stream::data
                         : dense ? program::Stream::tensor
                                 : program::Stream::expert,
-                        real_axes(plan, group), plan::group_size(plan, group)};
+                        group, plan::group_size(plan, group)};
         const auto same = [&](const Known& k) {
-            return k.stream == one.stream &&
-                   (k.group.domain == one.group.domain ? k.group == one.group : k.size == one.size);
+            return k.stream == one.stream && k.size == one.size && mesh.same_members(k.group, group);
         };
         if (std::any_of(known.begin(), known.end(), same)) continue;
         known.push_back(one);
@@ -169,8 +184,8 @@ double micro_batch_input_bytes(const plan::Plan& plan) {
                   (chunks ? static_cast<double>(plan.attention_rows()) : 0.0));
 }
 
-double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
-                  const std::vector<KeptActivations>& kept) {
+double peak_bytes(const plan::Plan& plan, const plan::Mesh& mesh, const std::vector<StageMemory>& stages,
+                  const std::vector<int>& of_stage, const std::vector<KeptActivations>& kept) {
     const double inputs =
         micro_batch_input_bytes(plan) * plan.micro_batches() + 4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
@@ -199,7 +214,8 @@ double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages
         activations += static_cast<double>(kept[static_cast<std::size_t>(r)].merges
                                                ? workspace.forward + workspace.backward
                                                : std::max(workspace.forward, workspace.backward));
-        bytes += std::max({activations, visiting + muon, tables}) + library + communicator_bytes(plan, r, used, slots);
+        bytes +=
+            std::max({activations, visiting + muon, tables}) + library + communicator_bytes(plan, mesh, r, used, slots);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.

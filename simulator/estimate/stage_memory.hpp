@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/lower/lower.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/schedule.hpp"
 #include "simulator/estimate/state_memory.hpp"
 
@@ -29,7 +30,7 @@ struct StageMemory {
 
 // Segments of a stage that one micro-batch saves, each by its bytes, layers in order.
 struct SavedSegments {
-    std::vector<std::int64_t> layers, ends; // ends: of the model
+    std::vector<std::int64_t> layers, mtp, ends; // ends: of the model
     void add(lower::SegmentKind kind, int count, std::int64_t bytes);
 };
 
@@ -52,9 +53,9 @@ bool merges(const std::vector<plan::Kept>& kept);
 // What the trainer writes for each micro-batch: ids, labels, and the documents of its rows where these are masked.
 double micro_batch_input_bytes(const plan::Plan& plan);
 
-// Bytes of the fullest rank, constants included. stages: by distinct shape; of_stage: the shape of each virtual stage;
-// activations: by pipeline rank.
-double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
-                  const std::vector<KeptActivations>& activations);
+// Bytes of the fullest rank, constants included. mesh: of the plan; stages: by distinct shape; of_stage: the shape of
+// each virtual stage; activations: by pipeline rank.
+double peak_bytes(const plan::Plan& plan, const plan::Mesh& mesh, const std::vector<StageMemory>& stages,
+                  const std::vector<int>& of_stage, const std::vector<KeptActivations>& activations);
 
 } // namespace moe::estimate

@@ -2,10 +2,7 @@
 #include "simulator/estimate/step_model.hpp"
 
 #include "planner/base/error.hpp"
-#include "planner/lower/emit/parameters.hpp"
-#include "planner/lower/passes/first_gradients.hpp"
-#include "simulator/estimate/step_parts.hpp"
-#include "simulator/replay/contention.hpp"
+#include "simulator/estimate/step_ends.hpp"
 #include "simulator/replay/ranks.hpp"
 
 #include <algorithm>
@@ -24,7 +21,7 @@ public:
           forward_(static_cast<std::size_t>(stages_) * static_cast<std::size_t>(micro_batches), -1.0),
           backward_(forward_) {
         for (int r = 0; r < plan.pp; ++r) {
-            Rank rank;
+            RankState rank;
             rank.turns = &orders.of(plan, micro_batches, r).turns;
             rank.backwards_left.assign(static_cast<std::size_t>(plan.vpp), micro_batches);
             rank.forwards_left = rank.backwards_left;
@@ -32,7 +29,7 @@ public:
                 rank.first_bucket.push_back(rank.buckets.size());
                 for (const BucketTime& bucket : chunk(r, c).buckets) rank.buckets.push_back(&bucket);
             }
-            begin(rank);
+            begin_step(plan, model, rank);
             ranks_.push_back(std::move(rank));
         }
     }
@@ -46,25 +43,12 @@ public:
             if (!moved && guess) fail("pp {}, vpp {}: the schedule deadlocks", plan_.pp, plan_.vpp);
             guess = !moved;
         }
-        return finish();
+        return finish_step(plan_, model_, ranks_);
     }
 
 private:
-    struct Rank {
-        const std::vector<plan::Turn>* turns = nullptr;
-        std::size_t next = 0;
-        replay::StreamClocks clocks;
-        double in_free = 0.0, out_free = 0.0, data_free = 0.0;
-        std::vector<const BucketTime*> buckets; // buckets of its chunks in order
-        std::vector<std::size_t> first_bucket;  // first bucket by chunk
-        std::vector<double> gathered, zeroed;   // seconds at which each bucket is there
-        replay::CommIntervals collectives;      // communication beside what computes
-        std::vector<int> backwards_left, forwards_left;
-        RankPlay play;
-    };
-
     bool done() const {
-        return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.next == r.turns->size(); });
+        return std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return r.next == r.turns->size(); });
     }
     const ChunkModel& chunk(int r, int c) const {
         return model_
@@ -75,35 +59,6 @@ private:
                static_cast<std::size_t>(micro_batch);
     }
 
-    // Weights are gathered one bucket after another while the first forward already runs; gradients are zeroed.
-    void begin(Rank& rank) const {
-        double gathered = 0.0, zeroed = 0.0;
-        const auto run = [&](double& stream, double seconds) {
-            stream = std::max(stream, rank.clocks.host) + seconds;
-            rank.clocks.host += model_.step_launch;
-        };
-        const auto travel = [&](double& stream, double seconds) {
-            run(stream, seconds);
-            rank.collectives.emplace_back(stream - seconds, stream);
-        };
-        rank.gathered.resize(rank.buckets.size());
-        rank.zeroed.resize(rank.buckets.size());
-        const bool sets = passes::sets_first_gradients(plan_);
-        const auto early_zero = [&](std::size_t i) { return sets && rank.buckets[i]->staged; };
-        passes::each_begin_op(rank.buckets.size(), early_zero, [&](std::size_t i, passes::StepWork work) {
-            const BucketTime& bucket = *rank.buckets[i];
-            const bool zeroes = work == passes::StepWork::zero;
-            double& stream = zeroes && !bucket.staged ? zeroed : gathered;
-            if (bucket[work] > 0.0)
-                work == passes::StepWork::gather ? travel(stream, bucket[work]) : run(stream, bucket[work]);
-            if (!zeroes || early_zero(i)) rank.gathered[i] = gathered;
-            if (zeroes) rank.zeroed[i] = bucket.staged ? gathered : 0.0;
-            if (zeroes && !bucket.staged) rank.play.data += bucket[work];
-        });
-        rank.data_free = gathered;
-        rank.clocks.device = rank.clocks.ring = zeroed;
-    }
-
     // The time when the message of a turn arrives; negative while it has not been sent.
     double arrival(int r, const plan::Turn& turn) const {
         const int stage = turn.chunk * plan_.pp + r;
@@ -112,7 +67,7 @@ private:
     }
 
     bool advance(int r, bool guess) {
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         if (rank.next == rank.turns->size()) return false;
         const plan::Turn& turn = (*rank.turns)[rank.next];
         const double first = arrival(r, turn);
@@ -138,7 +93,7 @@ private:
     // late ones.
     double receive(int r, const plan::Turn& turn, double arrived) {
         if (!receives(r, turn)) return replay::MaxPlusMatrix::never;
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         rank.in_free = std::max({rank.in_free, arrived, rank.clocks.host}) + model_.receive;
         rank.clocks.host += model_.message_launch;
         return rank.in_free;
@@ -165,7 +120,7 @@ private:
     }
 
     void single(int r, const plan::Turn& turn, double arrived) {
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         const replay::MaxPlusMatrix max_plus = passage_of(r, turn);
         const double message = receive(r, turn, arrived);
         const replay::StreamClocks before = rank.clocks;
@@ -183,7 +138,7 @@ private:
 
     // Both lanes in one: what they save together shrinks when one of them starts late.
     void pair(int r, const plan::Turn& a, double arrived_a, const plan::Turn& b, double arrived_b) {
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         const replay::MaxPlusMatrix slot_a = passage_of(r, a), slot_b = passage_of(r, b);
         const double alone_a = slot_a.from_device.device, alone_b = slot_b.from_device.device;
         // The first backward sets gradients; pairs are priced as those that add to them.
@@ -192,7 +147,12 @@ private:
             const double message = receive(r, turn, arrived);
             return std::max({rank.clocks.device, message - unaided(slot), rank.clocks.host});
         };
-        const double start_a = begin(a, arrived_a, slot_a), start_b = begin(b, arrived_b, slot_b);
+        // Ops that run in a given order begin with the backward's.
+        const bool in_order = replay::runs_in_arena(plan_);
+        double start_a = 0.0, start_b = 0.0;
+        if (in_order) start_b = begin(b, arrived_b, slot_b);
+        start_a = begin(a, arrived_a, slot_a);
+        if (!in_order) start_b = begin(b, arrived_b, slot_b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
         // A host that waits for counts on the way issues little while messages have yet to come.
@@ -200,9 +160,8 @@ private:
             std::max(0.0, (merged.waits ? std::min(early, rank.clocks.device) : early) - rank.clocks.host);
         const double both = std::max(merged.ahead, merged.together - lead) - sooner;
         const double first = start_a <= start_b ? alone_a : alone_b, apart = alone_a + alone_b, other = apart - first;
-        // Ops that run in a given order wait for the lane that begins late; what the backward has before its layers
-        // does not wait for the forward.
-        const bool in_order = replay::runs_in_arena(plan_);
+        // They wait for the lane that begins late; what the backward has before its layers does not wait for the
+        // forward.
         const double share = in_order ? 1.0 : first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
         const double end = in_order ? std::max(start_b, start_a - merged.forward_start) + both
                                     : std::max(early + apart - (apart - both) * share, late + other);
@@ -221,9 +180,12 @@ private:
         rank.clocks.device = rank.clocks.ring = end;
         const double late_a = wait_for_data(r, a), late_b = wait_for_data(r, b);
         const double slower =
-            slow_down(rank, both, std::max(chunk(r, a.chunk).computes[0], chunk(r, b.chunk).computes[1]));
-        send(r, a, sent_a + late_a + slower);
-        send(r, b, sent_b + late_b + slower);
+            slow_down(model_, rank, both, std::max(chunk(r, a.chunk).computes[0], chunk(r, b.chunk).computes[1]));
+        // They share a line out: the message that is there first leaves first.
+        const double ready_a = sent_a + late_a + slower, ready_b = sent_b + late_b + slower;
+        if (ready_a <= ready_b) send(r, a, ready_a);
+        send(r, b, ready_b);
+        if (ready_a > ready_b) send(r, a, ready_a);
         rank.next += 2;
     }
 
@@ -235,29 +197,22 @@ private:
         return model_.merged[index(a) * model_.chunks.size() + index(b)];
     }
 
-    // Puts off a rank's clock where collectives are beside the `seconds` until now, of which it has computed for that
-    // part; by how much.
-    double slow_down(Rank& rank, double seconds, double computes) const {
-        if (model_.lost == 0.0) return 0.0;
-        const double start = rank.clocks.device - seconds;
-        while (!rank.collectives.empty() && rank.collectives.front().second <= start) rank.collectives.pop_front();
-        const double longer = replay::slowed(rank.collectives, model_.lost * computes, start, seconds);
-        rank.clocks.device += longer;
-        rank.clocks.ring += longer;
-        return longer;
-    }
-
     // Waits for weights in the first forward, reduces gradients in the last backward, and sends to the neighbour.
     // Merged pairs hold neither the first forward nor the last backward of a chunk (see order()).
     // `seconds`: that it computes.
     void finish_slot(int r, const plan::Turn& turn, const replay::StreamClocks& before, double message,
                      double seconds) {
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
+        const double computes = chunk(r, turn.chunk).computes[turn.forward() ? 0 : 1];
+        if (turn.forward()) {
+            slow_down(model_, rank, seconds, computes);
+            wait_for_data(r, turn, model_.lost * computes);
+            return send(r, turn, rank.clocks.device);
+        }
         const double waited = wait_for_data(r, turn);
         const double end = rank.clocks.device, start = end - seconds;
-        const double computes = chunk(r, turn.chunk).computes[turn.forward() ? 0 : 1];
-        if (!turn.forward() && rank.backwards_left[c] == 0) {
+        if (rank.backwards_left[c] == 0) {
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
@@ -270,21 +225,26 @@ private:
                 rank.collectives.emplace_back(rank.data_free - reduce, rank.data_free);
             }
         }
-        slow_down(rank, seconds, computes);
+        slow_down(model_, rank, seconds, computes);
         send(r, turn, rank.clocks.device);
     }
-    // Seconds by which missing weights or gradients that are still being zeroed hold up the first slot of a chunk.
-    double wait_for_data(int r, const plan::Turn& turn) {
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    // Seconds by which missing weights or gradients that are still being zeroed hold up the first slot of a chunk,
+    // which loses the part `lost` of its rate beside what is still gathered behind them.
+    double wait_for_data(int r, const plan::Turn& turn, double lost = 0.0) {
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
         const double end = rank.clocks.device;
         if ((turn.forward() ? rank.forwards_left : rank.backwards_left)[c]-- < micro_batches_) return 0.0;
-        const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
-        for (std::size_t i = 0; i < buckets.size(); ++i) {
-            const double there = (turn.forward() ? rank.gathered : rank.zeroed)[rank.first_bucket[c] + i];
-            const replay::StreamClocks& after = turn.forward() ? buckets[i].after_weights : buckets[i].after_zero;
+        const auto wait = [&](double there, const replay::StreamClocks& after) {
+            if (there + after.device / (1.0 - lost) > rank.clocks.device)
+                there += replay::slowed(rank.collectives, lost, there, after.device);
             rank.clocks = replay::latest(rank.clocks, {there + after.host, there + after.device, there + after.ring});
-        }
+        };
+        const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
+        for (std::size_t i = 0; i < buckets.size(); ++i)
+            turn.forward() ? wait(rank.gathered[rank.first_bucket[c] + i], buckets[i].after_weights)
+                           : wait(rank.zeroed[rank.first_bucket[c] + i], buckets[i].after_zero);
+        if (turn.forward()) wait(rank.quantized, chunk(r, turn.chunk).after_scales);
         rank.play.data += rank.clocks.device - end;
         return rank.clocks.device - end;
     }
@@ -293,101 +253,17 @@ private:
         const int stage = turn.chunk * plan_.pp + r;
         const int to = turn.forward() ? stage + 1 : stage - 1;
         if (to < 0 || to >= stages_) return;
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        RankState& rank = ranks_[static_cast<std::size_t>(r)];
         rank.out_free = std::max({rank.out_free, ready, rank.clocks.host}) + model_.message;
         rank.clocks.host += model_.message_launch;
         (turn.forward() ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
-    }
-
-    // Norm over all ranks, then the optimizer.
-    std::vector<RankPlay> finish() {
-        double meet = 0.0;
-        std::vector<double> last;
-        std::vector<double> ready;
-        std::vector<double*> hosts;
-        for (Rank& rank : ranks_) {
-            rank.play.issued = rank.clocks.host;
-            ready.push_back(std::max(rank.clocks.device, rank.data_free));
-            hosts.push_back(&rank.clocks.host);
-        }
-        const std::vector<double> tables = tables_added(model_, ready, hosts);
-        for (std::size_t r = 0; r < ranks_.size(); ++r) {
-            Rank& rank = ranks_[r];
-            last.push_back(rank.clocks.device);
-            const double added = std::max(0.0, tables[r] - std::max(rank.clocks.device, rank.data_free));
-            const bool loss = r + 1 == ranks_.size();
-            if (loss && plan_.dp * plan_.cp > 1) rank.clocks.host += model_.step_launch;
-            rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device) + added;
-            rank.clocks.device = std::max(rank.clocks.device, rank.data_free) + added;
-            passes::each_op_before_norm(rank.buckets.size(), [&](std::size_t i, passes::StepWork work) {
-                optimize(rank, 0.0, (*rank.buckets[i])[work]);
-            });
-            rank.play.optimizer += model_.norm;
-            meet = std::max({meet, rank.clocks.device, rank.clocks.host});
-        }
-        std::vector<RankPlay> plays;
-        for (std::size_t r = 0; r < ranks_.size(); ++r) {
-            Rank& rank = ranks_[r];
-            rank.clocks.device = meet + model_.norm;
-            if (plan_.gpus > 1) rank.clocks.host += model_.step_launch;
-            update(rank);
-            rank.play.end = rank.clocks.device;
-            rank.play.closing = rank.play.end - last[r];
-            plays.push_back(rank.play);
-        }
-        return plays;
-    }
-    // An op of the optimizer that needs something that is there at `ready`.
-    void optimize(Rank& rank, double ready, double seconds) const {
-        const double start = std::max(rank.clocks.device, ready), late = std::max(0.0, rank.clocks.host - start);
-        rank.play.host += late;
-        rank.play.optimizer += start + seconds - rank.clocks.device;
-        rank.clocks.device = start + late + seconds;
-        rank.clocks.host += model_.step_launch;
-    }
-    // Offloaded states come from the host bucket by bucket, and go back behind their update.
-    void update(Rank& rank) const {
-        double copied = rank.clocks.device;
-        const auto copy = [&](double ready, double seconds) {
-            copied = std::max({copied, ready, rank.clocks.host}) + seconds;
-            rank.clocks.host += model_.step_launch;
-        };
-        std::vector<double> there(rank.buckets.size());
-        double spread = rank.clocks.device;
-        const auto is_muon = [&](std::size_t i) { return rank.buckets[i]->muon; };
-        // What computes is slowed by updates on their way beside it.
-        const auto compute = [&](double ready, double seconds) {
-            optimize(rank, ready, seconds);
-            rank.play.optimizer += slow_down(rank, seconds, 1.0);
-        };
-        passes::each_op_behind_norm(rank.buckets.size(), is_muon, [&](std::size_t i, passes::StepWork work) {
-            const double seconds = (*rank.buckets[i])[work];
-            if (work == passes::StepWork::update) return compute(there[i], seconds);
-            if (seconds == 0.0) {
-                if (work == passes::StepWork::fetch) there[i] = copied;
-                return;
-            }
-            if (work == passes::StepWork::join) return optimize(rank, there[i], seconds);
-            if (work == passes::StepWork::collect || work == passes::StepWork::orthogonalize)
-                return compute(there[i], seconds);
-            if (work == passes::StepWork::spread) {
-                spread = there[i] = std::max({spread, rank.clocks.device, rank.clocks.host}) + seconds;
-                rank.clocks.host += model_.step_launch;
-                rank.collectives.emplace_back(spread - seconds, spread);
-                return;
-            }
-            copy(work == passes::StepWork::fetch ? copied : rank.clocks.device, seconds);
-            if (work == passes::StepWork::fetch) there[i] = copied;
-        });
-        rank.play.optimizer += std::max(0.0, copied - rank.clocks.device);
-        rank.clocks.device = std::max(rank.clocks.device, copied);
     }
 
     const plan::Plan& plan_;
     const StepModel& model_;
     int micro_batches_, stages_;
     std::vector<double> forward_, backward_; // seconds of arrival at (stage, micro-batch)
-    std::vector<Rank> ranks_;
+    std::vector<RankState> ranks_;
 };
 
 } // namespace

@@ -18,13 +18,12 @@ struct BucketTime {
     std::array<double, passes::step_work_count> seconds{}; // 0: there is none
     double& operator[](passes::StepWork work) { return seconds[static_cast<std::size_t>(work)]; }
     double operator[](passes::StepWork work) const { return seconds[static_cast<std::size_t>(work)]; }
-    bool muon = false;   // see Bucket::Muon
-    bool staged = false; // its gradients are zeroed behind the gathers, which pass through the same memory
+    bool muon = false;    // see Bucket::Muon
+    bool staged = false;  // its gradients are zeroed behind the gathers, which pass through the same memory
+    bool in_line = false; // one rank has it: its matrices are quantized before the first forward, not beside it
     // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;
     // those at the end of its backward when the gradients are zeroed at 0.
-    replay::StreamClocks after_weights{replay::MaxPlusMatrix::never, replay::MaxPlusMatrix::never,
-                                       replay::MaxPlusMatrix::never},
-        after_zero = after_weights;
+    replay::StreamClocks after_weights = replay::no_clocks, after_zero = replay::no_clocks;
     replay::MaxPlusMatrix until_final; // the chunk's backward until its gradients are complete: the device's clock
 };
 
@@ -33,6 +32,7 @@ struct ChunkModel {
     double computes[2] = {1.0, 1.0};                         // part of the time of its forward and its backward
     std::vector<std::pair<SegmentId, int>> segments;         // segments with counts
     std::vector<BucketTime> buckets;                         // buckets in the order of their gathers
+    replay::StreamClocks after_scales = replay::no_clocks;   // see SegmentCost; of the chunk's forward
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
 };
 

@@ -149,6 +149,12 @@ ChunkModel model_chunk(SegmentCache& cache, const cost::CostModel& costs, const 
         }
     for (const bool back : {false, true})
         if (seconds[back] > 0.0) chunk.computes[back] = std::min(1.0, compute[back] / seconds[back]);
+    for (const auto& [id, count] : chunk.segments)
+        for (int i = 0; i < count; ++i) {
+            const SegmentCost& cost = cache.cost(plan, id);
+            const replay::StreamClocks before = chunk.after_scales;
+            chunk.after_scales = replay::latest(cost.forward.max_plus.after(before, before.device), cost.after_scales);
+        }
     chunk.buckets = time_buckets(cache, costs, plan, shape);
     chunk.reductions.resize(chunk.buckets.size());
     std::iota(chunk.reductions.begin(), chunk.reductions.end(), std::size_t{0});

@@ -224,7 +224,7 @@ double FastEstimator::held_bytes(const plan::Plan& plan) {
         for (const auto& [bytes, most] : estimate::most_kept(chunks, kept))
             activations.back().bytes += static_cast<double>(bytes) * most;
     }
-    return estimate::peak_bytes(plan, stages, shape.of_stage, activations);
+    return estimate::peak_bytes(plan, plan::Mesh(plan), stages, shape.of_stage, activations);
 }
 
 namespace {

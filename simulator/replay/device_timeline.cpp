@@ -229,9 +229,14 @@ private:
             position.passed = position.ops = position.layers = 0.0;
             enter_slot(lane);
             if (done()) continue;
+            bool outside = false; // of layers, at the end of the slots so far
             for (const int slot : units_[unit_].lanes[lane]) {
-                position_[lane].ops += static_cast<double>(program_.templates[template_of(slot)].ops.size());
+                const std::vector<program::Op>& ops = program_.templates[template_of(slot)].ops;
+                position_[lane].ops += static_cast<double>(ops.size());
                 position_[lane].layers += layers_[template_of(slot)];
+                if (ops.empty()) continue;
+                if (outside && ops.front().layer < 0) position_[lane].layers -= 1.0;
+                outside = ops.back().layer < 0;
             }
         }
     }

@@ -33,6 +33,9 @@ struct MaxPlusMatrix {
     bool waits() const { return from_device.host > never; }
 };
 
+// Clocks of which none is reached on any path.
+inline constexpr StreamClocks no_clocks{MaxPlusMatrix::never, MaxPlusMatrix::never, MaxPlusMatrix::never};
+
 // Clock by clock.
 StreamClocks latest(const StreamClocks& a, const StreamClocks& b);
 

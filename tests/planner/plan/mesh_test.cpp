@@ -138,6 +138,9 @@ TEST_CASE("mesh: groups partition the ranks in every order that is accepted") {
             std::set<int> first;
             for (int rank = 0; rank < mesh.size(); ++rank) first.insert(mesh.members(dense(axes), rank).front() % 12);
             CHECK(mesh.first_members(dense(axes), 12) == Ranks(first.begin(), first.end()));
+            for (int other = 0; other < 32; ++other)
+                CHECK(mesh.same_members(dense(axes), expert(other)) ==
+                      (mesh.members(dense(axes), 0) == mesh.members(expert(other), 0)));
         }
     }
 }

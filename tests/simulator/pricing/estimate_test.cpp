@@ -203,6 +203,42 @@ TEST_CASE("fast and event-driven agree where hosts wait for counts in the merged
     }
 }
 
+TEST_CASE("fast and event-driven agree where a pipeline's merged slots are unlike each other") {
+    struct Case {
+        const char *model, *hardware, *stack;
+        int seq, pp, vpp, ep, mbs;
+        moe::plan::Dispatcher dispatcher;
+        moe::plan::CudaGraph graph;
+    };
+    for (const Case& c : {// The host waits for counts in pairs of chunks with and without the loss.
+                          Case{"GPT-OSS-20B", "b200", "mcore-2603.07685", 8192, 2, 2, 4, 4,
+                               moe::plan::Dispatcher::hybridep, moe::plan::CudaGraph::partial},
+                          // A pair begins with its backward's message, and sends first what is there first.
+                          Case{"Nemotron-3-Nano", "h200", "moe-plan", 8192, 4, 4, 8, 1, moe::plan::Dispatcher::alltoall,
+                               moe::plan::CudaGraph::full},
+                          // The backward begins with MTP, which lies between the loss and the model's layers.
+                          Case{"DeepSeek-V3", "h200", "bridge-26.04", 4096, 2, 1, 32, 1,
+                               moe::plan::Dispatcher::alltoall, moe::plan::CudaGraph::partial}}) {
+        CAPTURE(std::string(c.model));
+        moe::plan::Plan plan = published_plan(c.model, c.hardware, c.stack, c.seq);
+        plan.pp = c.pp;
+        plan.vpp = c.vpp;
+        plan.schedule = c.vpp > 1 ? moe::plan::ScheduleKind::interleaved : moe::plan::ScheduleKind::one_f_one_b;
+        plan.dp = plan.ep = c.ep;
+        plan.gpus = plan.pp * plan.dp;
+        plan.mbs = c.mbs;
+        plan.gbs = plan.dp * plan.mbs * 4 * c.pp;
+        plan.precision = moe::machine::Precision::bf16;
+        plan.dispatcher = c.dispatcher;
+        plan.cuda_graph = c.graph;
+        plan.ep_overlap = true;
+        REQUIRE(moe::plan::check_plan(plan).message == "");
+        const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.004));
+    }
+}
+
 TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends and of messages") {
     struct Case {
         const char *model, *hardware, *stack;
@@ -267,6 +303,32 @@ TEST_CASE("fast and event-driven agree where one micro-batch sets gradients and 
     plan.cuda_graph = moe::plan::CudaGraph::full;
     const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
     CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+}
+
+TEST_CASE("fast and event-driven agree where a step begins with weights that are quantized") {
+    const auto check = [](moe::plan::Plan plan) {
+        plan.gbs = 4 * plan.dp;
+        plan.cuda_graph = moe::plan::CudaGraph::full;
+        REQUIRE(moe::plan::check_plan(plan).message == "");
+        const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.004));
+    };
+    // Under delayed scaling the first forward reports magnitudes where all weights have reported theirs.
+    moe::plan::Plan plan = published_plan("Llama3-8B", "h200", "moe-plan");
+    plan.gpus = plan.edp = 16;
+    plan.tp = plan.dp = 4;
+    plan.precision = moe::machine::Precision::fp8_tensor;
+    for (const auto scaling : {moe::plan::Fp8Scaling::current, moe::plan::Fp8Scaling::delayed}) {
+        plan.fp8_scaling = scaling;
+        check(plan);
+    }
+    // Experts that one rank alone has are quantized before it, not beside it.
+    plan = published_plan("Qwen3-30B-A3B", "h200", "moe-plan");
+    plan.gpus = plan.cp = plan.ep = 4;
+    plan.precision = moe::machine::Precision::fp8_blockwise;
+    plan.fp8_wgrad = true;
+    check(plan);
 }
 
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
