@@ -34,6 +34,8 @@ constexpr std::array renames{
     Rename{"DbrxForCausalLM", ".mlp.experts.", ".ffn.experts."},
     Rename{"Ernie4_5_MoeForCausalLM", "mlp.gate.e_score", "mlp.moe_statics.e_score"},
     Rename{"ExaoneMoeForCausalLM", "mlp.gate.e_score", "mlp.e_score"},
+    Rename{"Gemma3ForCausalLM", ".pre_mlp_layernorm.", ".pre_feedforward_layernorm."},
+    Rename{"Gemma3ForCausalLM", ".post_mlp_layernorm.", ".post_feedforward_layernorm."},
     Rename{"Gemma4ForCausalLM", ".pre_mlp_layernorm.", ".pre_feedforward_layernorm."},
     Rename{"Gemma4ForCausalLM", ".post_mlp_layernorm.", ".post_feedforward_layernorm."},
     Rename{"Gemma4ForCausalLM", ".mlp.gate.", ".router.proj."},
@@ -81,6 +83,7 @@ std::string_view names_of(std::string_view architecture) {
     if (architecture == "GraniteMoeSharedForCausalLM" || architecture == "GraniteMoeHybridForCausalLM" ||
         architecture == "GraniteMoeSWAForCausalLM")
         return "GraniteMoeForCausalLM";
+    if (architecture == "HunYuanDenseV1ForCausalLM") return "HunYuanMoEV1ForCausalLM";
     if (architecture == "Qwen3_5MoeForCausalLM") return "Qwen3_5ForCausalLM";
     return architecture;
 }

@@ -102,8 +102,6 @@ void read_mimo_v2(const JsonObject& json, model::Model& model) {
     depth.dense_ffn = wide;
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
     for (int i = 0; i < depths; ++i) add_mtp(model, depth);
-    for (const char* tower : {"vision_config", "audio_config"}) // These lie beside the language model's own fields.
-        if (json.is_object(tower)) model.left_out.emplace_back(tower);
 }
 
 namespace {
@@ -298,6 +296,7 @@ std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
 
 // K-EXAONE: the experts of DeepSeek-V3; layers that see everything turn nothing.
 void read_exaone_moe(const JsonObject& json, model::Model& model) {
+    pass_over(json, {"sliding_window_pattern"}); // layer_types stands beside it
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "scoring_func", "sigmoid");
     must_be(json, "topk_method", "noaux_tc");
