@@ -50,6 +50,8 @@ std::int64_t of_text(const JsonObject& json, const std::string& key, std::int64_
 void read_ernie(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 500000.0);
     must_be(json, "moe_gate", "topk");
+    must_be(json, "moe_gate_act", "softmax");
+    pass_over(json, {"rope_3d", "freq_allocation"}); // positions of images
     if (!says(json, "moe_use_aux_free", true)) json.refuse_value("moe_use_aux_free", "only true is known");
     model.tied_embeddings = says(json, "tie_word_embeddings", true);
     model.rope_interleaved = true;
@@ -121,6 +123,13 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
         model.not_executable = fmt::format("use_cla: keys and values that {} layers share are not trained yet; figures "
                                            "are of layers with their own",
                                            integer_or(json, "cla_share_factor", 2, 1, max_layers));
+    must_be(json, "norm_type", "rms");
+    if (!says(json, "use_rotary_pos_emb", true))
+        json.refuse_value("use_rotary_pos_emb", "only true is known of Hunyuan");
+    // Of other modules; heads are as wide as head_dim says, or as the hidden width divides.
+    pass_over(json, {"attention_head_dim", "cla_share_factor", "class_num", "dense_list", "moe_drop_tokens",
+                     "moe_random_routing_dropped_token", "norm_topk_prob", "num_media_embeds", "org_vocab_size",
+                     "pool_type"});
     const int layers = layer_count(json);
     const std::int64_t wide = ffn(json, "intermediate_size");
     const auto experts = by_layer(json, "num_experts", 1, layers, max_experts);

@@ -71,6 +71,7 @@ constexpr std::array families{
     Family{"Glm4ForCausalLM", "glm4", "Glm4ForCausalLM", read_glm, kv_head},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv},
     Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite, latent},
+    Family{"Glm4vForConditionalGeneration", "glm4v", "Glm4ForCausalLM", read_glm, kv},
     Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv},
     Family{"GlmForCausalLM", "glm", "GlmForCausalLM", read_glm, kv_head},
     Family{"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GlmMoeDsaForCausalLM", read_glm_moe_dsa, latent},
@@ -122,6 +123,9 @@ constexpr std::array families{
     Family{"Qwen2ForCausalLM", "qwen2", "Qwen2ForCausalLM", read_qwen2, kv},
     Family{"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM", read_qwen2_moe, kv},
     Family{"Qwen2VLForConditionalGeneration", "qwen2_vl", "Qwen2ForCausalLM", read_qwen2, kv},
+    Family{"Qwen2_5OmniForConditionalGeneration", "qwen2_5_omni", "Qwen2ForCausalLM", read_qwen2, kv},
+    Family{"Qwen2_5OmniModel", "qwen2_5_omni", "Qwen2ForCausalLM", read_qwen2, kv},
+    Family{"Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_thinker", "Qwen2ForCausalLM", read_qwen2, kv},
     Family{"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "Qwen2ForCausalLM", read_qwen2, kv},
     Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3, kv_head},
     Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, kv},
@@ -236,6 +240,9 @@ JsonObject read_family(const JsonObject& whole, model::Model& model) {
             model.left_out.push_back(key);
     const std::string at_text = text_field(json);
     const JsonObject text = text_of(json, at_text).watched();
+    if (!at_text.empty()) // What stands beside the text is mostly of towers: nobody has to ask for it.
+        for (const std::string& key : json.keys())
+            if (!json.object(at_text).states(key)) text.states(key);
     for (const char* size : family.stated)
         if (size != nullptr && !text.states(size))
             refuse("{}: field \"{}\" is missing: no other size gives it", text.place(), size);

@@ -157,6 +157,7 @@ std::pair<model::Attention, model::Attention> read_step_attentions(const JsonObj
     const std::string other = "attention_other_setting", sliding = "sliding_attention";
     model::Attention full = read_step_attention(json, json);
     model::Attention window = json.is_object(other) ? read_step_attention(json.object(other), json) : full;
+    if (json.is_object(other)) must_be(json.object(other), "attention_type", sliding);
     if (json.has("num_sliding_attention_heads")) window.heads = integer(json, "num_sliding_attention_heads", max_heads);
     window.window = json.integer("sliding_window", 1, max_window);
     full.rope = rope_of_type(json, "full_attention", 10000.0).value_or(model::Rope{});
@@ -296,7 +297,8 @@ std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
 
 // K-EXAONE: the experts of DeepSeek-V3; layers that see everything turn nothing.
 void read_exaone_moe(const JsonObject& json, model::Model& model) {
-    pass_over(json, {"sliding_window_pattern"}); // layer_types stands beside it
+    // layer_types and is_moe_layer stand beside them.
+    pass_over(json, {"sliding_window_pattern", "first_last_k_dense_replace"});
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "scoring_func", "sigmoid");
     must_be(json, "topk_method", "noaux_tc");

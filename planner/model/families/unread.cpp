@@ -12,13 +12,12 @@ namespace {
 
 // Parts of names of fields about files, tokens, the beginning of weights, losses, caches and serving.
 constexpr std::array parts{
-    "_token_id",       "_token_index",  "_loss_coef",        "aux_loss",
-    "_dtype",          "dropout",       "initializer",       "transformers_",
-    "use_cache",       "output_router", "output_hidden",     "output_a",
-    "pretraining_",    "num_logits_to", "quantization_",     "max_position",
-    "max_seq",         "model_max",     "use_mamba_kernels", "time_step_",
-    "rescale_prenorm", "_capacity",     "_overlap",          "mrope_",
-    "_fp32",           "router_z",      "checkpoint",
+    "_token_id",     "_token_index",    "_loss_coef",    "aux_loss",     "_dtype",
+    "dropout",       "initializer",     "transformers_", "use_cache",    "cache_",
+    "output_router", "output_hidden",   "output_a",      "pretraining_", "num_logits_to",
+    "quantization_", "max_position",    "max_seq",       "model_max",    "use_mamba_kernels",
+    "time_step_",    "rescale_prenorm", "_capacity",     "_overlap",     "mrope_",
+    "_fp32",         "router_z",        "checkpoint",
 };
 
 // The same, whole; and sizes that many files carry whose layers have others.
@@ -60,6 +59,7 @@ constexpr auto names = std::to_array<std::string_view>({
 });
 
 bool is_inert(std::string_view key) {
+    if (key.ends_with("_id") || key.ends_with("_ids")) return true; // of tokens
     return std::find(names.begin(), names.end(), key) != names.end() ||
            std::any_of(parts.begin(), parts.end(),
                        [key](const char* part) { return key.find(part) != std::string_view::npos; });

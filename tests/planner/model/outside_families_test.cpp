@@ -218,6 +218,10 @@ TEST_CASE("fields that nothing was read from are named, unless they say nothing 
     const std::string rope = R"("rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 5.0,
         "original_max_position_embeddings": 32, "ntk_alpha": 8.0})";
     CHECK(unread(changed(qwen, rope)) == Names{"rope_parameters.ntk_alpha"});
+    // Beside the text of a model that sees, the fields of towers stand; within it, every field counts.
+    const std::string text = changed(qwen, R"("model_type": "qwen3_moe", "hyper_gates": 4)");
+    CHECK(unread(R"({"architectures": ["SeerModel"], "downsample_ratio": 0.5, "vision_config": {}, "text_config": )" +
+                 text + "}") == Names{"hyper_gates"});
 }
 
 TEST_CASE("fields that nothing was read from: no profile of ours has one") {
