@@ -63,6 +63,7 @@ void read_seed_oss(const JsonObject& json, model::Model& model) {
 // Ministral 3: a window in every layer, or none; queries grow with their position.
 void read_ministral3(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
+    need_rotation(json);
     model::LayerKind kind = read_layer(json, model);
     kind.attention = read_gqa(json, model);
     kind.attention.query_scale = read_query_scale(json, model);
@@ -75,6 +76,7 @@ void read_ministral3(const JsonObject& json, model::Model& model) {
 void read_windowed(const JsonObject& json, model::Model& model) {
     const bool cwm = model.architecture == "CwmForCausalLM";
     read_common(json, model, cwm ? 1e-5 : 1e-6, cwm ? 1e6 : 10000.0);
+    if (cwm) need_rotation(json);
     model::LayerKind kind = read_layer(json, model);
     const model::Attention full = read_gqa(json, model);
     model::Attention window = full;

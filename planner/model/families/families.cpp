@@ -25,7 +25,7 @@ struct Family {
 };
 
 constexpr std::array<const char*, 2> kv{"num_key_value_heads"}, head{"head_dim"}, kv_head{kv[0], head[0]},
-    latent{"q_lora_rank"};
+    latent{"q_lora_rank"}, latent_first{latent[0], "first_k_dense_replace"};
 
 constexpr std::array families{
     Family{"AXK1ForCausalLM", "axk1", "AXK1ForCausalLM", read_axk1, latent},
@@ -50,6 +50,7 @@ constexpr std::array families{
     Family{"DeepseekV32ForCausalLM", "deepseek_v32", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
     Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
     Family{"DeepseekV3ForCausalLM", "kimi_k2", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
+    Family{"DeepseekV3ForCausalLM", "sarvam_mla", "DeepseekV3ForCausalLM", read_deepseek_v3, latent_first},
     Family{"DeepseekV4", "", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"DeepseekV4ForCausalLM", "deepseek_v4", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"Dots1ForCausalLM", "dots1", "Dots1ForCausalLM", read_dots1, kv},
@@ -70,6 +71,7 @@ constexpr std::array families{
     Family{"Gemma4ForConditionalGeneration", "gemma4", "Gemma4ForCausalLM", read_gemma4, kv_head},
     Family{"Glm4ForCausalLM", "glm4", "Glm4ForCausalLM", read_glm, kv_head},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv},
+    Family{"Glm4MoeForCausalLM", "sarvam_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv_head},
     Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite, latent},
     Family{"Glm4vForConditionalGeneration", "glm4v", "Glm4ForCausalLM", read_glm, kv},
     Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe, kv},
@@ -199,6 +201,9 @@ const Family& family_of(const JsonObject& json) {
         written = list[0].substr(0, list[0].find(" ("));
     }
     std::vector<std::string> known;
+    const std::string type = json.string_or("model_type", "");
+    for (const Family& family : families) // Classes of one family that configs of several kinds name.
+        if (!by_type && written == family.written && type == family.model_type) return family;
     for (const Family& family : families) {
         const std::string name = by_type ? family.model_type : family.written;
         if (written == name || (!by_type && is_wrapped(json, written, family))) return family;

@@ -57,9 +57,10 @@ model::Attention read_whole_delta(const JsonObject& json, const model::Model& mo
     return delta;
 }
 
-// The last layer of each group sees everything, and so do those behind the last whole group.
-std::vector<bool> linear_layers(const JsonObject& json, int layers) {
-    const int group = integer_or(json, "layer_group_size", 1, 1, max_layers), whole = layers / group * group;
+// The last layer of each group sees everything and, but for Ling 3, so do those behind the last whole group.
+std::vector<bool> linear_layers(const JsonObject& json, int layers, bool rest_is_linear) {
+    const int group = integer_or(json, "layer_group_size", 1, 1, max_layers);
+    const int whole = rest_is_linear ? layers : layers / group * group;
     std::vector<bool> linear;
     for (int layer = 0; layer < layers; ++layer) linear.push_back(layer < whole && (layer + 1) % group != 0);
     return layers_of_type(json, "linear_attention", layers, linear);
@@ -87,20 +88,22 @@ void read_bailing(const JsonObject& json, model::Model& model) {
 void read_bailing_hybrid(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 6e6);
     model.rope_interleaved = says(json, "rope_interleave", json.has("kv_lora_rank"));
-    const char* columns = json.has("linear_head_dim") ? "linear_head_dim" : "head_dim"; // transformers' word
-    const int heads = integer(json, spelled(json, "num_attention_heads", "linear_num_heads"), max_heads);
-    const int width = integer(json, columns, max_dim);
+    // Transformers has words of its own for what linear attention shares with the other in published files.
+    const auto size = [&](const char* own, const char* shared, std::int64_t high) {
+        return integer(json, json.has(own) ? own : shared, high);
+    };
+    const int heads = size("linear_num_heads", "num_attention_heads", max_heads);
+    const int width = size("linear_head_dim", "head_dim", max_dim);
     const bool delta = model.architecture == "BailingHybridForCausalLM";
     const model::Attention full = json.has("kv_lora_rank") ? read_mla(json) : read_ling_attention(json, model);
     const model::Attention linear = delta ? read_whole_delta(json, model, heads, width) : read_lightning(heads, width);
-    pass_over(json,
-              {"group_norm_size", "linear_silu", "use_linear_silu", "linear_rope", "use_linear_gqa", "rotary_dim",
-               "partial_rotary_factor", "kda_safe_gate", "kda_lower_bound", "gated_attention_proj_granularity_type",
-               "use_qk_norm", "linear_num_heads", "linear_conv_kernel_dim", "short_conv_kernel_size", "num_mtp_layers",
-               "moe_router_enable_expert_bias"});
+    pass_over(json, {"group_norm_size", "linear_silu", "use_linear_silu", "linear_rope", "use_linear_gqa", "rotary_dim",
+                     "partial_rotary_factor", "kda_safe_gate", "kda_lower_bound",
+                     "gated_attention_proj_granularity_type", "use_qk_norm", "linear_conv_kernel_dim",
+                     "short_conv_kernel_size", "num_mtp_layers", "moe_router_enable_expert_bias"});
     model::Moe moe = read_ling_experts(json, "sigmoid");
     moe.router.expert_bias = true;
-    const std::vector<bool> is_linear = linear_layers(json, layer_count(json)),
+    const std::vector<bool> is_linear = linear_layers(json, layer_count(json), delta),
                             sparse = layers_with_experts(json, delta ? 2 : 0);
     for (std::size_t layer = 0; layer < is_linear.size(); ++layer) {
         model::LayerKind kind;

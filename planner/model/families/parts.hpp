@@ -35,6 +35,8 @@ void pass_over(const JsonObject& json, std::initializer_list<const char*> keys);
 
 // The first name, or the second where it alone is given.
 const char* spelled(const JsonObject& json, const char* name, const char* other);
+// Refuses a config without rope_parameters and rope_scaling, for which the class has a scaling of its own.
+void need_rotation(const JsonObject& json);
 // Queries that grow with their position, as rope_parameters has it under llama_4_scaling_beta (Mistral).
 model::QueryScale read_query_scale(const JsonObject& json, const model::Model& model);
 

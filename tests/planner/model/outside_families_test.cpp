@@ -150,10 +150,14 @@ TEST_CASE("Ling 3, Ling-linear, MiniMax-01: which layers are linear attention") 
     // Decay and gate of 1536 x 2048 each, as latents of width w: w * (2 * 1536 + 2 * 2048).
     CHECK(ling.kind_of(0).attention.out_lora == 877);
     CHECK(read(changed(ling3, R"("no_kda_lora": false)")).kind_of(0).attention.out_lora == 128);
-    // Layers behind the last whole group see everything.
-    const model::Model rest = read(changed(ling3, R"("num_hidden_layers": 22)"));
-    CHECK(rest.kind_of(20).attention.kind == model::AttentionKind::mla);
-    CHECK(rest.kind_of(18).attention.kind == model::AttentionKind::gated_delta);
+    // Layers behind the last whole group see everything, but for Ling 3.
+    const std::string shorter = changed(ling3, R"("num_hidden_layers": 22)");
+    CHECK(read(shorter).kind_of(20).attention.kind == model::AttentionKind::gated_delta);
+    const model::Model second = read(changed(shorter, R"("architectures": ["BailingMoeV2_5ForCausalLM"])"));
+    CHECK(second.kind_of(20).attention.kind == model::AttentionKind::mla);
+    CHECK(second.kind_of(18).attention.kind == model::AttentionKind::gated_delta);
+    CHECK(read(changed(ling3, R"("linear_num_heads": 8, "linear_head_dim": 64)")).kind_of(0).attention.value_heads ==
+          8);
 }
 
 TEST_CASE("models that see: experts of images are left out, the text's reader goes by its own name") {
@@ -197,6 +201,12 @@ TEST_CASE("dense models: norms on both sides, layers that turn nothing, windows,
         "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1})";
     CHECK(read(named("Ministral3ForCausalLM", beta)).kind_of(0).attention.query_scale ==
           model::QueryScale{0.1, 32.0, 0.0});
+    const std::string plain = R"("rope_parameters": {"rope_theta": 500.0, "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.1})";
+    CHECK(read(named("Ministral3ForCausalLM", plain)).kind_of(0).attention.query_scale ==
+          model::QueryScale{0.1, 16.0, 0.0});
+    for (const char* scaled : {"Ministral3ForCausalLM", "CwmForCausalLM"}) // whose classes scale what says nothing
+        CHECK(fault(named(scaled)) == "2: config.json: field \"rope_parameters\" is missing: no other field gives it");
     CHECK(fault(named("GraniteForCausalLM", R"("num_experts": 8)")) ==
           "2: config.json: num_experts = 8: GraniteForCausalLM has no experts: name the architecture that has");
 }
