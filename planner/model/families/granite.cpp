@@ -97,7 +97,6 @@ void read_bamba(const JsonObject& json, model::Model& model) {
         for (const std::int64_t layer : json.integers("attn_layer_indices", 0, layer_count(json) - 1))
             is_mamba[static_cast<std::size_t>(layer)] = false;
     for (const bool here : is_mamba) add_layer(model, here ? mamba : kind);
-    model.not_executable = "BambaForCausalLM: weights under names of their own are not read yet";
 }
 
 // Granite-MoE with sinks and, in most layers, a window. Layers may have a base of rotation each; 0: they turn nothing.

@@ -207,6 +207,12 @@ TEST_CASE("dense models: norms on both sides, layers that turn nothing, windows,
           model::QueryScale{0.1, 16.0, 0.0});
     for (const char* scaled : {"Ministral3ForCausalLM", "CwmForCausalLM"}) // whose classes scale what says nothing
         CHECK(fault(named(scaled)) == "2: config.json: field \"rope_parameters\" is missing: no other field gives it");
+    const model::Model bamba =
+        read(named("BambaForCausalLM", R"("mamba_n_heads": 8, "mamba_d_state": 32, "attn_layer_indices": [2])"));
+    CHECK(bamba.kind_of(1).attention.kind == model::AttentionKind::mamba);
+    CHECK(bamba.kind_of(2).attention.rope_dim == 8);
+    CHECK(bamba.kind_of(1).dense_ffn == 96);
+    CHECK(bamba.not_executable.empty());
     CHECK(fault(named("GraniteForCausalLM", R"("num_experts": 8)")) ==
           "2: config.json: num_experts = 8: GraniteForCausalLM has no experts: name the architecture that has");
 }

@@ -181,6 +181,10 @@ CASES = {
                                                                    num_experts_per_tok=0,
                                                                    position_embedding_type="rope"),
                                ["gpus=8", "tp=2", "cp=2", "mbs=2"]),
+    "bamba": ("BambaForCausalLM", dict({**COMMON, "bos_token_id": 1, "eos_token_id": 1}, num_key_value_heads=4,
+              **{key: value for key, value in HYBRID.items() if key.startswith("mamba_")}, attn_layer_indices=[1],
+              rope_parameters={
+                  "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}), DENSE_SPLIT),
     "granite-swa": ("GraniteMoeSWAForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, num_local_experts=8,
                                                      num_experts_per_tok=3, embedding_multiplier=3.0,
                                                      attention_multiplier=0.2, residual_multiplier=0.6,

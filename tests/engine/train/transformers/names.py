@@ -6,6 +6,8 @@ BESIDE_TOWERS = [("model.language_model.", "model.")]
 NAMES = {
     "AfmoeForCausalLM": [("self_attn.gate_proj", "self_attn.g_proj"), ("mlp.router.gate", "mlp.gate"),
                          ("mlp.expert_bias", "mlp.gate.e_score_correction_bias")],
+    "BambaForCausalLM": [("pre_ff_layernorm", "post_attention_layernorm"), ("feed_forward", "mlp"),
+                         ("model.final_layernorm", "model.norm")],
     "DbrxForCausalLM": [("transformer.wte", "model.embed_tokens"), ("transformer.norm_f", "model.norm"),
                         ("transformer.blocks", "model.layers"), ("norm_attn_norm.norm_1", "input_layernorm"),
                         ("norm_attn_norm.norm_2", "post_attention_layernorm"), ("norm_attn_norm.attn", "self_attn"),
