@@ -82,28 +82,56 @@ std::string JsonObject::dump() const { return json_text(*node_); }
 JsonObject JsonObject::with_string(const std::string& key, const std::string& value) const {
     auto copy = std::make_shared<Json>(*node_);
     (*copy)[key] = value;
-    return JsonObject(copy, copy.get(), place_);
+    JsonObject changed(copy, copy.get(), place_);
+    changed.asked_ = asked_;
+    return changed;
 }
 
 JsonObject JsonObject::with_field(const std::string& key, const JsonObject& from) const {
     auto copy = std::make_shared<Json>(*node_);
     (*copy)[key] = from.node_->at(key);
-    return JsonObject(copy, copy.get(), place_);
+    JsonObject changed(copy, copy.get(), place_);
+    changed.asked_ = asked_;
+    return changed;
+}
+
+JsonObject JsonObject::watched() const {
+    JsonObject copy = *this;
+    copy.asked_ = std::make_shared<std::set<std::string>>();
+    return copy;
+}
+
+std::vector<std::string> JsonObject::unasked() const {
+    std::vector<std::string> result;
+    for (const auto& [key, value] : node_->items()) {
+        const bool silent = value.is_null() || value == false || value == 0 || value == "" || value.empty();
+        if (asked_ != nullptr && !silent && !asked_->contains(place_ + '\n' + key)) result.push_back(key);
+    }
+    return result;
+}
+
+void JsonObject::note(const std::string& key) const {
+    if (asked_ != nullptr) asked_->insert(place_ + '\n' + key);
 }
 
 const Json* JsonObject::find(const std::string& key) const {
+    note(key);
     const auto found = node_->find(key);
     return found == node_->end() || found->is_null() ? nullptr : &*found;
 }
 
 const Json& JsonObject::need(const std::string& key) const {
+    note(key);
     const auto found = node_->find(key);
     if (found == node_->end()) refuse("{}: field \"{}\" is missing{}", place_, key, did_you_mean(key, keys()));
     if (found->is_null()) refuse("{}: {} = null: must be given a value", place_, shown(key));
     return *found;
 }
 
-bool JsonObject::states(const std::string& key) const { return node_->contains(key); }
+bool JsonObject::states(const std::string& key) const {
+    note(key);
+    return node_->contains(key);
+}
 
 bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }
 
@@ -247,7 +275,9 @@ std::vector<std::vector<double>> JsonObject::number_rows(const std::string& key)
 JsonObject JsonObject::object(const std::string& key) const {
     const Json& value = need(key);
     if (!value.is_object()) refuse_value(key, "must be an object");
-    return JsonObject(root_, &value, fmt::format("{}: {}", place_, shown(key)));
+    JsonObject inner(root_, &value, fmt::format("{}: {}", place_, shown(key)));
+    inner.asked_ = asked_;
+    return inner;
 }
 
 std::vector<JsonObject> JsonObject::objects(const std::string& key) const {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,11 @@ public:
     // Copies with that field set, to a word or to what another object has under the same name, which must state it.
     JsonObject with_string(const std::string& key, const std::string& value) const;
     JsonObject with_field(const std::string& key, const JsonObject& from) const;
+
+    // A copy that notes which of its keys are asked for, as do the copies and the objects within that are made of it.
+    JsonObject watched() const;
+    // Keys of a watched object that nobody has asked for and that say something: more than null, false, 0 or nothing.
+    std::vector<std::string> unasked() const;
 
     bool has(const std::string& key) const;    // present and not null
     bool states(const std::string& key) const; // present, be it null
@@ -70,12 +76,14 @@ private:
         : root_(std::move(root)), node_(node), place_(std::move(place)) {}
     static std::vector<JsonObject> elements_of(const std::shared_ptr<const nlohmann::ordered_json>& root,
                                                const nlohmann::ordered_json& list, const std::string& place);
+    void note(const std::string& key) const;
     const nlohmann::ordered_json* find(const std::string& key) const; // nullptr when missing or null
     const nlohmann::ordered_json& need(const std::string& key) const;
 
     std::shared_ptr<const nlohmann::ordered_json> root_; // keeps node_ alive
     const nlohmann::ordered_json* node_;
     std::string place_;
+    std::shared_ptr<std::set<std::string>> asked_; // keys by place; nullptr: not watched
 };
 
 } // namespace moe

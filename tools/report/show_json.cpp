@@ -3,6 +3,7 @@
 
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
@@ -172,6 +173,7 @@ std::string show_model_document(const model::Model& model, std::int64_t seq) {
     json["executable"] = why_not(model).empty();
     json["why_not"] = names(why_not(model));
     json["left_out"] = names(model.left_out);
+    json["not_read"] = names(families::unread_fields(model));
     json["kinds"] = kinds_json(model);
     return stamped(schema::show_model, json);
 }

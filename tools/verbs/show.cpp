@@ -143,6 +143,7 @@ void show_model(const ShowOptions& options) {
                                    model.post_norms ? ", also behind attention and MLP" : "", model.norm_eps));
     if (model.residual_streams > 1) facts.add("residual streams", fmt::format("{}", model.residual_streams));
     facts.add("left out", model.left_out.empty() ? "nothing" : or_none(model.left_out));
+    facts.add("not read", or_none(families::unread_fields(model)));
     facts.add("execute trains it", trains(model));
     facts.print(console);
     Table layers({"<layers", "count", "<attention", "<MLP or experts"});

@@ -17,11 +17,13 @@ double mscale(double factor, double weight) { return factor <= 1.0 ? 1.0 : 0.1 *
 // Defaults as in modeling_rope_utils.py of transformers 5.23.
 void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, model::RopeScaling& rope) {
     const std::string type = scaling.string_or("rope_type", scaling.string_or("type", "default"));
-    if (type == "default") return;
+    // Text has the same position in each of mrope's three parts.
+    if (type == "default" || type == "mrope") return;
     rope.type = type;
     const std::int64_t positions = config.integer_or("max_position_embeddings", 0, 0, max_window);
     rope.original_positions = scaling.integer_or("original_max_position_embeddings", positions, 0, max_window);
     // LongRoPE carries lists of factors instead of one; any value other than 1 marks the scaling as active.
+    for (const char* list : {"long_factor", "short_factor", "long_mscale", "short_mscale"}) scaling.states(list);
     const bool by_length = type == "yarn" && rope.original_positions > 0 && positions > 0;
     const double fallback =
         by_length ? static_cast<double>(positions) / static_cast<double>(rope.original_positions) : 0.0;
@@ -315,7 +317,7 @@ void check_natures(const JsonObject& json, const model::Model& model) {
         json.refuse_value("index_topk", fmt::format("attention that picks its keys is not known of {}; without the "
                                                     "field dense attention would be priced",
                                                     model.architecture));
-    if (json.is_array("attn_type_list"))
+    if (json.is_array("attn_type_list") && !any(model::AttentionKind::gated_delta))
         for (const std::int64_t type : json.integers("attn_type_list", 0, 1))
             if (type != 1) json.refuse_value("attn_type_list", "linear attention (0) is not supported");
     if (!json.is_array("layer_types")) return;

@@ -60,6 +60,6 @@ std::string obstacle(const JsonObject& json, const model::Model& model);
 
 namespace moe::families {
 // Fills architecture, kinds, layers and everything else from the config of a known architecture; refuses others by
-// name.
-void read_family(const JsonObject& json, model::Model& model);
+// name. What is returned are the language model's fields, watched (unread.hpp).
+JsonObject read_family(const JsonObject& json, model::Model& model);
 } // namespace moe::families

@@ -24,19 +24,23 @@ struct Defaults {
     std::int64_t shared = 1; // value of n_shared_experts
     double scale = 1.0;      // value of routed_scaling_factor
     int groups = 1, kept = 1;
-    bool normalizes = true; // whether norm_topk_prob is read at all: DeepSeek-V2's class does not (transformers 5.23)
+    bool normalizes = true;  // whether norm_topk_prob is read at all: DeepSeek-V2's class does not (transformers 5.23)
+    bool ling_words = false; // numbers of experts may stand under Ling's names, too
 };
 
 // Routed and shared experts under DeepSeek's field names.
 model::Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
     model::Moe moe;
-    moe.experts = integer(json, "n_routed_experts", max_experts);
+    const bool ling = defaults.ling_words;
+    moe.experts =
+        integer(json, ling ? spelled(json, "n_routed_experts", "num_experts") : "n_routed_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
-    moe.shared_ffn = moe.ffn * json.integer_or("n_shared_experts", defaults.shared, 0, 1024);
+    const char* shared = ling ? spelled(json, "n_shared_experts", "num_shared_experts") : "n_shared_experts";
+    moe.shared_ffn = moe.ffn * json.integer_or(shared, defaults.shared, 0, 1024);
     if (moe.shared_ffn > max_ffn)
-        json.refuse_value("n_shared_experts",
-                          fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
+        json.refuse_value(shared, fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
+    pass_over(json, {"norm_topk_prob", "n_group", "topk_group"}); // as the class and topk_method go
     model::Router& router = moe.router;
     router.scoring = scoring_of(json, defaults.scoring);
     router.normalize = defaults.normalizes && says(json, "norm_topk_prob", true);
@@ -113,10 +117,13 @@ void add_deepseek_layers(const JsonObject& json, model::Model& model, const mode
     for (int depth = integer_or(json, "num_nextn_predict_layers", 0, 0, 64); depth > 0; --depth) add_mtp(model, kind);
 }
 
-void read_deepseek(const JsonObject& json, model::Model& model, bool third_generation) {
+void read_deepseek(const JsonObject& json, model::Model& model, bool third_generation, int first_dense = 0) {
     read_common(json, model, 1e-6, 10000.0);
-    model.rope_interleaved = says(json, "rope_interleave", true);
-    model::Attention attention = read_mla(json);
+    // Language models of DeepSeek-OCR and the smallest DeepSeek-VL2 have plain heads.
+    const bool latent = says(json, "use_mla", true);
+    if (!latent) pass_over(json, {"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"});
+    model.rope_interleaved = latent && says(json, "rope_interleave", true);
+    model::Attention attention = latent ? read_mla(json) : read_gqa(json, model);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     if (!third_generation && json.boolean_or("mlp_bias", false))
         json.refuse_value("mlp_bias", "only false is known of DeepSeek-V2");
@@ -125,7 +132,7 @@ void read_deepseek(const JsonObject& json, model::Model& model, bool third_gener
     const bool sparse = has_experts(json);
     if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
     if (sparse && !third_generation) moe = read_deepseek_experts(json, {"softmax", "greedy", 2, 1.0, 1, 1, false});
-    add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, third_generation ? 3 : 0);
+    add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, first_dense);
 }
 
 } // namespace
@@ -140,7 +147,7 @@ void read_deepseek_v1(const JsonObject& json, model::Model& model) {
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
 }
 void read_deepseek_v2(const JsonObject& json, model::Model& model) { read_deepseek(json, model, false); }
-void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepseek(json, model, true); }
+void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepseek(json, model, true, 3); }
 
 void read_glm4_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
@@ -192,6 +199,42 @@ void read_dots1(const JsonObject& json, model::Model& model) {
     add_deepseek_layers(json, model, attention, &moe, 0);
 }
 
+// A.X-K1: DeepSeek-V3 with a norm of the experts' sum in each layer, which is not counted.
+void read_axk1(const JsonObject& json, model::Model& model) {
+    read_deepseek(json, model, true, 1);
+    model.not_executable = "AXK1ForCausalLM: the norm behind experts is not trained yet";
+}
+
+// Tencent's Youtu-LLM: latent attention of DeepSeek-V3 without experts.
+void read_youtu(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    refuse_experts(json, model);
+    model.tied_embeddings = says(json, "tie_word_embeddings", true);
+    model.rope_interleaved = says(json, "rope_interleave", true);
+    model::LayerKind kind;
+    kind.attention = read_mla(json);
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
+    kind.activation = read_activation(json, "silu");
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    for (int layer = layer_count(json); layer > 0; --layer) add_layer(model, kind);
+}
+
+// Sarvam's experts in Ling's words or GLM-4.5's, under latent attention or whole heads that turn.
+void read_sarvam(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-6, 8e6);
+    const bool latent = model.architecture == "SarvamMLAForCausalLM";
+    model.rope_interleaved = latent && says(json, "rope_interleave", true);
+    model::Attention attention = latent ? read_mla(json) : read_gqa(json, model, 1.0);
+    attention.qkv_bias = json.boolean_or(spelled(json, "attention_bias", "use_qkv_bias"), false);
+    attention.out_bias = latent ? attention.qkv_bias : json.boolean_or("use_bias", false);
+    attention.qk_norm = !latent && says(json, "use_qk_norm", true);
+    must_be(json, "score_function", "sigmoid");
+    pass_over(json, {"moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size"});
+    const model::Moe moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 1, 1, true, true});
+    add_deepseek_layers(json, model, attention, &moe, 1);
+    model.not_executable = model.architecture + ": weights under names of their own are not read yet";
+}
+
 namespace {
 
 // A field of DeepSeek-V4 under its Hugging Face name, or under Megatron's in the "megatron" block.
@@ -224,6 +267,11 @@ model::Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
     const V4Fields fields{json};
     model::Attention attention;
     attention.kind = model::AttentionKind::compressed;
+    // Values are the keys; the rest is of how streams mix and what compressed keys turn by, which no count has a part
+    // of.
+    pass_over(json, {"v_head_dim", "compress_rope_theta", "hc_eps", "hc_sinkhorn_iters", "partial_rotary_factor",
+                     "swiglu_limit"});
+    if (json.is_object("rope_parameters")) pass_over(json.object("rope_parameters"), {"main", "compress"});
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = 1;
     attention.qk_dim = attention.v_dim = integer(json, "head_dim", max_dim);

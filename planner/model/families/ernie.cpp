@@ -1,6 +1,7 @@
-// Families that name routed and shared experts in ways of their own: ERNIE-4.5, Hunyuan and Ling.
+// Families that name routed and shared experts in ways of their own: ERNIE-4.5 and Hunyuan.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -32,9 +33,26 @@ void stretch(const JsonObject& json, int rotary, model::Model& model) {
 
 } // namespace
 
+namespace {
+
+// A number, or the first of a list: models that see have experts of images as well, whose numbers come second.
+std::int64_t of_text(const JsonObject& json, const std::string& key, std::int64_t fallback, std::int64_t low,
+                     std::int64_t high) {
+    if (!json.is_array(key)) return json.integer_or(key, fallback, low, high);
+    const std::vector<std::int64_t> list = json.integers(key, low, high);
+    if (list.empty()) json.refuse_value(key, "must have a number for text");
+    return list[0];
+}
+
+} // namespace
+
 // Experts from moe_layer_start_index to moe_layer_end_index, the latter included; -1 = the last layer.
 void read_ernie(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 500000.0);
+    must_be(json, "moe_gate", "topk");
+    must_be(json, "moe_gate_act", "softmax");
+    pass_over(json, {"rope_3d", "freq_allocation"}); // positions of images
+    if (!says(json, "moe_use_aux_free", true)) json.refuse_value("moe_use_aux_free", "only true is known");
     model.tied_embeddings = says(json, "tie_word_embeddings", true);
     model.rope_interleaved = true;
     model::LayerKind dense;
@@ -43,9 +61,15 @@ void read_ernie(const JsonObject& json, model::Model& model) {
     const bool bias = json.boolean_or("use_bias", false);
     dense.attention.qkv_bias = dense.attention.out_bias = dense.mlp_bias = model.head_bias = bias;
     model::Moe moe;
-    moe.experts = integer(json, "moe_num_experts", max_experts);
+    for (const char* key : {"moe_num_experts", "moe_intermediate_size"}) {
+        if (!json.has(key)) integer(json, key, 1); // refuses it as missing
+        if (!json.is_array(key)) continue;
+        model.left_out.push_back(fmt::format("{} of images", key));
+        model.not_executable = fmt::format("{}: experts of images beside those of text are not trained yet", key);
+    }
+    moe.experts = static_cast<int>(of_text(json, "moe_num_experts", 0, 1, max_experts));
     moe.top_k = integer(json, "moe_k", max_experts);
-    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.ffn = of_text(json, "moe_intermediate_size", 0, 1, max_ffn);
     moe.shared_ffn = moe.ffn * json.integer_or("moe_num_shared_experts", 2, 0, 1024);
     moe.router.normalize = moe.router.expert_bias = true;
     json.number_or("moe_norm_min", 1e-12, 0.0, 1e-6); // A larger one would divide by itself.
@@ -55,8 +79,8 @@ void read_ernie(const JsonObject& json, model::Model& model) {
     sparse.moe = moe;
     dense.dense_ffn = ffn(json, "intermediate_size");
     const int layers = layer_count(json);
-    const int first = integer_or(json, "moe_layer_start_index", 1, 0, max_layers);
-    const int last = integer_or(json, "moe_layer_end_index", -1, -1, max_layers);
+    const std::int64_t first = of_text(json, "moe_layer_start_index", 1, 0, max_layers);
+    const std::int64_t last = of_text(json, "moe_layer_end_index", -1, -1, max_layers);
     const int step = integer_or(json, "moe_layer_interval", 1, 1, max_layers);
     for (int layer = 0; layer < layers; ++layer) {
         const bool inside = layer >= first && (last < 0 || layer <= last);
@@ -65,10 +89,47 @@ void read_ernie(const JsonObject& json, model::Model& model) {
     repeat_last_as_mtp(json, model);
 }
 
+void read_ernie_dense(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-5, 500000.0);
+    model.tied_embeddings = says(json, "tie_word_embeddings", true);
+    model.rope_interleaved = true;
+    refuse_experts(json, model);
+    if (json.boolean_or("use_bias", false))
+        json.refuse_value("use_bias", "only false is known of ERNIE-4.5's dense models");
+    model::LayerKind kind;
+    kind.attention = read_gqa(json, model);
+    kind.activation = read_activation(json, "silu");
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    for (int layer = layer_count(json); layer > 0; --layer) add_layer(model, kind);
+}
+
+void read_hunyuan_dense(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    refuse_experts(json, model);
+    model::LayerKind kind;
+    kind.attention = read_gqa(json, model);
+    kind.attention.qk_norm = kind.attention.norm_behind = says(json, "use_qk_norm", true);
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
+    stretch(json, kind.attention.rope_dim, model);
+    kind.activation = read_activation(json, "silu");
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    for (int layer = layer_count(json); layer > 0; --layer) add_layer(model, kind);
+}
+
 // Every layer has experts and a shared MLP as wide as intermediate_size for each of num_shared_expert.
 void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
-    if (json.boolean_or("use_cla", false)) json.refuse_value("use_cla", "cross-layer attention is not supported");
+    if (json.boolean_or("use_cla", false))
+        model.not_executable = fmt::format("use_cla: keys and values that {} layers share are not trained yet; figures "
+                                           "are of layers with their own",
+                                           integer_or(json, "cla_share_factor", 2, 1, max_layers));
+    must_be(json, "norm_type", "rms");
+    if (!says(json, "use_rotary_pos_emb", true))
+        json.refuse_value("use_rotary_pos_emb", "only true is known of Hunyuan");
+    // Of other modules; heads are as wide as head_dim says, or as the hidden width divides.
+    pass_over(json, {"attention_head_dim", "cla_share_factor", "class_num", "dense_list", "moe_drop_tokens",
+                     "moe_random_routing_dropped_token", "norm_topk_prob", "num_media_embeds", "org_vocab_size",
+                     "pool_type"});
     const int layers = layer_count(json);
     const std::int64_t wide = ffn(json, "intermediate_size");
     const auto experts = by_layer(json, "num_experts", 1, layers, max_experts);
@@ -99,39 +160,6 @@ void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
         }
         add_layer(model, here);
     }
-}
-
-// Ling and Ring: DeepSeek's experts, and grouped-query attention whose three projections are one matrix.
-void read_bailing(const JsonObject& json, model::Model& model) {
-    read_common(json, model, 1e-6, 10000.0);
-    model::LayerKind dense;
-    dense.attention = read_gqa(json, model, 1.0);
-    dense.attention.qk_norm = json.boolean_or("use_qk_norm", false);
-    dense.attention.qkv_bias = json.boolean_or("use_qkv_bias", false);
-    dense.attention.out_bias = json.boolean_or("use_bias", false);
-    dense.activation = read_activation(json, "silu");
-    model::Moe moe;
-    moe.experts = integer(json, "num_experts", max_experts);
-    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
-    moe.ffn = ffn(json, "moe_intermediate_size");
-    const std::int64_t each = json.integer_or("moe_shared_expert_intermediate_size", moe.ffn, 1, max_ffn);
-    moe.shared_ffn = each * json.integer_or("num_shared_experts", 0, 0, 1024);
-    model::Router& router = moe.router;
-    router.scoring =
-        json.string_or("score_function", "softmax") == "sigmoid" ? model::Scoring::sigmoid : model::Scoring::softmax;
-    router.normalize = says(json, "norm_topk_prob", true);
-    router.scale = json.number_or("routed_scaling_factor", 1.0, 0.0, 1e6);
-    router.expert_bias = json.boolean_or("moe_router_enable_expert_bias", false);
-    router.groups = integer_or(json, "n_group", 1, 1, max_experts);
-    router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
-    router.group_score_top = 2;
-    model::LayerKind sparse = dense;
-    sparse.moe = moe;
-    const int layers = layer_count(json);
-    const int first = integer_or(json, "first_k_dense_replace", 0, 0, max_layers);
-    if (first > 0) dense.dense_ffn = ffn(json, "intermediate_size");
-    for (int layer = 0; layer < layers; ++layer) add_layer(model, layer < first ? dense : sparse);
-    repeat_last_as_mtp(json, model);
 }
 
 } // namespace moe::families

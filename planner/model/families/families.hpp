@@ -26,11 +26,29 @@ void read_glm4_moe(const JsonObject& json, model::Model& model);
 void read_glm4_moe_lite(const JsonObject& json, model::Model& model);
 void read_glm_moe_dsa(const JsonObject& json, model::Model& model);
 void read_dots1(const JsonObject& json, model::Model& model);
+void read_axk1(const JsonObject& json, model::Model& model);
+void read_sarvam(const JsonObject& json, model::Model& model);
+void read_youtu(const JsonObject& json, model::Model& model);
+
+// dense.cpp
+void read_apertus(const JsonObject& json, model::Model& model);
+void read_arcee(const JsonObject& json, model::Model& model);
+void read_exaone4(const JsonObject& json, model::Model& model);
+void read_gemma3(const JsonObject& json, model::Model& model);
+void read_glm(const JsonObject& json, model::Model& model);
+void read_granite(const JsonObject& json, model::Model& model);
+void read_ministral3(const JsonObject& json, model::Model& model);
+void read_olmo(const JsonObject& json, model::Model& model);
+void read_phi3(const JsonObject& json, model::Model& model);
+void read_seed_oss(const JsonObject& json, model::Model& model);
+void read_smollm3(const JsonObject& json, model::Model& model);
+void read_windowed(const JsonObject& json, model::Model& model);
 
 // ernie.cpp
 void read_ernie(const JsonObject& json, model::Model& model);
+void read_ernie_dense(const JsonObject& json, model::Model& model);
+void read_hunyuan_dense(const JsonObject& json, model::Model& model);
 void read_hunyuan_moe(const JsonObject& json, model::Model& model);
-void read_bailing(const JsonObject& json, model::Model& model);
 
 // kimi.cpp
 void read_kimi_linear(const JsonObject& json, model::Model& model);
@@ -39,6 +57,11 @@ void read_kimi_linear(const JsonObject& json, model::Model& model);
 void read_mellum(const JsonObject& json, model::Model& model);
 void read_flint(const JsonObject& json, model::Model& model);
 void read_laguna(const JsonObject& json, model::Model& model);
+
+// ling.cpp
+void read_bailing(const JsonObject& json, model::Model& model);
+void read_bailing_hybrid(const JsonObject& json, model::Model& model);
+void read_minimax_01(const JsonObject& json, model::Model& model);
 
 // llama.cpp
 void read_llama(const JsonObject& json, model::Model& model);
@@ -55,6 +78,7 @@ void read_gpt3(const JsonObject& json, model::Model& model);
 void read_gemma4(const JsonObject& json, model::Model& model);
 
 // granite.cpp
+void read_bamba(const JsonObject& json, model::Model& model);
 void read_granite_hybrid(const JsonObject& json, model::Model& model);
 void read_granite_swa(const JsonObject& json, model::Model& model);
 
@@ -74,6 +98,18 @@ void read_phimoe(const JsonObject& json, model::Model& model);
 void read_granite_moe(const JsonObject& json, model::Model& model);
 void read_minimax_m2(const JsonObject& json, model::Model& model);
 void read_dbrx(const JsonObject& json, model::Model& model);
+
+// published_code.cpp
+void read_arctic(const JsonObject& json, model::Model& model);
+void read_aria(const JsonObject& json, model::Model& model);
+void read_grok2(const JsonObject& json, model::Model& model);
+void read_kolibri(const JsonObject& json, model::Model& model);
+void read_longcat(const JsonObject& json, model::Model& model);
+void read_pangu_pro(const JsonObject& json, model::Model& model);
+void read_pangu_ultra(const JsonObject& json, model::Model& model);
+void read_skywork(const JsonObject& json, model::Model& model);
+void read_smallthinker(const JsonObject& json, model::Model& model);
+void read_xverse(const JsonObject& json, model::Model& model);
 
 // sliding.cpp
 void read_mimo_v2(const JsonObject& json, model::Model& model);

@@ -40,6 +40,7 @@ void read_gemma4(const JsonObject& json, model::Model& model) {
     const int layers = layer_count(json);
     if (!json.has("layer_types")) refuse("{}: field \"layer_types\" is missing", json.place());
     const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, {});
+    pass_over(json, {"vocab_size_per_layer_input"});
     integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
     model::Attention window = read_gqa(json, model);
     window.qk_norm = window.value_norm = true;

@@ -44,6 +44,8 @@ model::Attention read_mamba(const JsonObject& json, const model::Model& model) {
 // All layers are Mamba's without layer_types. Attention turns nothing unless position_embedding_type says "rope".
 void read_granite_hybrid(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
+    must_be(json, "normalization_function", "rmsnorm");
+    pass_over(json, {"num_attention_heads"}); // where all layers are Mamba's
     const int layers = layer_count(json);
     const std::vector<bool> all(static_cast<std::size_t>(layers), true);
     std::vector<bool> is_mamba = layers_of_type(json, "mamba", layers, all);
@@ -75,6 +77,26 @@ void read_granite_hybrid(const JsonObject& json, model::Model& model) {
         attention.attention.qkv_bias = attention.attention.out_bias = json.boolean_or("attention_bias", false);
     }
     for (const bool here : is_mamba) add_layer(model, here ? mamba : attention);
+}
+
+// Bamba: Granite 4's mixer with a dense MLP in every layer; attention in the layers of attn_layer_indices turns a half.
+void read_bamba(const JsonObject& json, model::Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    refuse_experts(json, model);
+    model::LayerKind kind;
+    kind.activation = read_activation(json, "silu");
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    kind.mlp_bias = json.boolean_or("mlp_bias", false);
+    model::LayerKind mamba = kind;
+    mamba.attention = read_mamba(json, model);
+    kind.attention = read_gqa(json, model, 0.5);
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
+    if (json.has("attn_rotary_emb")) kind.attention.rope_dim = integer(json, "attn_rotary_emb", max_dim);
+    std::vector<bool> is_mamba(static_cast<std::size_t>(layer_count(json)), true);
+    if (json.has("attn_layer_indices"))
+        for (const std::int64_t layer : json.integers("attn_layer_indices", 0, layer_count(json) - 1))
+            is_mamba[static_cast<std::size_t>(layer)] = false;
+    for (const bool here : is_mamba) add_layer(model, here ? mamba : kind);
 }
 
 // Granite-MoE with sinks and, in most layers, a window. Layers may have a base of rotation each; 0: they turn nothing.

@@ -55,11 +55,8 @@ void read_mistral4(const JsonObject& json, model::Model& model) {
     model.rope_interleaved = says(json, "rope_interleave", true);
     model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    if (!json.has("rope_parameters") && !json.has("rope_scaling"))
-        refuse("{}: field \"rope_parameters\" is missing: no other field gives it", json.place());
-    if (json.is_object("rope_parameters"))
-        attention.query_scale = {json.object("rope_parameters").number_or("llama_4_scaling_beta", 0.0, 0.0, 1e6),
-                                 std::max(1.0, static_cast<double>(model.rope_scaling.original_positions)), 0.0};
+    need_rotation(json);
+    attention.query_scale = read_query_scale(json, model);
     model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
     moe.router.scoring = model::Scoring::softmax;

@@ -39,6 +39,9 @@ std::vector<bool> delta_layers(const JsonObject& json, int layers) {
 void read_kimi_linear(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "moe_router_activation_func", "sigmoid");
+    pass_over(json, {"use_grouped_topk"}); // groups stand in num_expert_group
+    if (!says(json, "mla_use_nope", true)) json.refuse_value("mla_use_nope", "only true is known");
+    if (json.is_object("linear_attn_config")) pass_over(json.object("linear_attn_config"), {"full_attn_layers"});
     model::Moe moe;
     moe.experts = integer(json, "num_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_token", max_experts);

@@ -15,11 +15,10 @@ struct Lack {
 };
 
 constexpr std::array lacks{
-    Lack{"hybrid Mamba layers", " bamba falconh1 jamba zamba zamba2 "},
+    Lack{"hybrid Mamba layers", " falconh1 jamba zamba zamba2 "},
     Lack{"Mamba layers", " mamba mamba2 falconmamba "},
     Lack{"layers of Kimi delta attention (KDA) beside others of Kimi-K3", " kimik3* "},
-    Lack{"hybrid linear attention layers", " bailinghybrid bailingmoelinear* bailingmoev25* minimax minimaxm1* "
-                                           "minimaxtext01* olmohybrid laramini "},
+    Lack{"hybrid linear attention layers", " olmohybrid laramini "},
     Lack{"hybrid convolution layers", " lfm2* lfm3 inkling* zaya "},
     Lack{"recurrent layers", " recurrentgemma rwkv xlstm "},
     Lack{"learned, sinusoidal or relative positions",
@@ -33,21 +32,20 @@ constexpr std::array lacks{
     Lack{"layers with attention and MLP side by side",
          " codegen cohere cohere2 cohere2moe coherecompass* falcon gptj gptneox gptneoxjapanese persimmon phi "},
     Lack{"LayerNorm around gated or rotated layers", " fuyu jais2 modernbertdecoder olmo stablelm starcoder2 "},
-    Lack{"norms behind attention and MLP", " exaone4 flexolmo gemma2 gemma3* glm4 olmo2 olmo3 vaultgemma "},
+    Lack{"norms behind attention and MLP", " vaultgemma "},
     Lack{"scaled embeddings", " gemma moshi "},
-    Lack{"factors on embeddings, scores and sums", " granite graniteswa hyperclovax minicpm3 "},
-    Lack{"activations or gates of their own kind", " apertus* arcee bitnet nanochat "},
+    Lack{"factors on embeddings, scores and sums", " graniteswa hyperclovax minicpm3 "},
+    Lack{"activations or gates of their own kind", " apertus1p5* bitnet nanochat "},
     Lack{"embeddings or cross-attention of other layers", " gemma3n* gemma4assistant gemma4unified* mllama "},
     Lack{"hierarchies or loops of models", " blt hrmtext "},
     Lack{"attention of experts", " jetmoe diffllama doge dory "},
-    Lack{"experts beside two attentions and two MLPs of a layer, some of them without weights (LongCat-Flash)",
-         " longcat longcatflash* "},
+    Lack{"queries of a latent beside plain keys (multi-matrix factorization attention)", " step3 step3text step3vl "},
+    Lack{"small experts that groups of experts share", " grovemoe "},
+    Lack{"embeddings of n-grams", " longcatflashngram* flashlocal* "},
     Lack{"layers of block-sparse attention (MiniMax-M3)", " minimaxm3* "},
-    Lack{"experts of another design", " ariatext axk1 axk2 beam dots3note* hyv4 kolibri1 qwen4exp* "},
+    Lack{"experts of another design", " axk2 beam dots3note* hyv4 qwen4exp* "},
     Lack{"dense decoders of this family",
-         " cwm emu3 ernie45 exaone glm gotocr2 helium hunyuandensev1 hunyuanv1dense internlm3 "
-         "iquestcoder ministral ministral3 mosstranscribediarize phi3 phi4multimodal seedoss "
-         "smollm3 youtu "},
+         " emu3 exaone gotocr2 helium internlm3 iquestcoder mosstranscribediarize phi4multimodal "},
 };
 
 // "jamba" of "JambaForCausalLM": small letters and digits before what every class name ends with.

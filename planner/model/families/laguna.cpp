@@ -127,6 +127,8 @@ void read_laguna(const JsonObject& json, model::Model& model) {
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     read_laguna_gate(json, attention);
     attention.softplus_gate = true;
+    pass_over(json, {"sliding_window"}); // and the rotation of windows, where no layer has one
+    if (json.is_object("rope_parameters")) pass_over(json.object("rope_parameters"), {"sliding_attention"});
     const double sliding_base = json.has("rope_theta") ? model.rope_theta : 10000.0; // where no rope_parameters say one
     model::Moe moe = read_experts(json, "num_experts", "", 0);
     moe.shared_ffn = json.integer_or("shared_expert_intermediate_size", 512, 0, max_ffn);

@@ -48,6 +48,7 @@ void read_gpt_oss(const JsonObject& json, model::Model& model) {
                               json.place());
         model.rope_scaling = read_rope(own, json, model.rope_theta).scaling;
     }
+    pass_over(json, {"hidden_act", "initial_context_length"});
     model::LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.attention.qkv_bias = kind.attention.out_bias = says(json, "attention_bias", true);
@@ -58,10 +59,7 @@ void read_gpt_oss(const JsonObject& json, model::Model& model) {
         refuse("{}: swiglu_alpha = {}: only 1.702 is known", json.place(), alpha);
     model::Moe moe;
     moe.experts = integer(json, "num_local_experts", max_experts);
-    moe.top_k = integer(json,
-                        json.has("experts_per_token") && !json.has("num_experts_per_tok") ? "experts_per_token"
-                                                                                          : "num_experts_per_tok",
-                        max_experts);
+    moe.top_k = integer(json, spelled(json, "num_experts_per_tok", "experts_per_token"), max_experts);
     moe.ffn = ffn(json, "intermediate_size");
     moe.expert_bias = true;
     moe.router.softmax_after_top_k = true;

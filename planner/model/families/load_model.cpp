@@ -5,6 +5,7 @@
 #include "planner/base/files.hpp"
 #include "planner/base/profile.hpp"
 #include "planner/model/families/config.hpp"
+#include "planner/model/families/unread.hpp"
 
 #include <filesystem>
 
@@ -29,6 +30,12 @@ model::Model read_model(const std::string& text, const std::string& place, const
 
 model::Model model_from_json(const std::string& text, const std::string& place) {
     return read_model(text, place, "model");
+}
+
+std::vector<std::string> unread_fields(const model::Model& model) {
+    model::Model again;
+    const JsonObject text = read_family(JsonObject::parse(model.config_json, model.name), again);
+    return unread_of(text, again);
 }
 
 model::Model load_model(const std::string& name_or_path) {

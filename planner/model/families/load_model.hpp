@@ -14,6 +14,9 @@ model::Model model_from_json(const std::string& text, const std::string& place);
 // `name_or_path`: a path to a config.json (or a folder holding one), or a name in profiles/models.
 model::Model load_model(const std::string& name_or_path);
 
+// Fields of the model's config that nothing was read from and that may change what it computes.
+std::vector<std::string> unread_fields(const model::Model& model);
+
 // Names that "architectures" may have, sorted.
 std::vector<std::string> architecture_names();
 

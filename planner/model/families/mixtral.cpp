@@ -10,9 +10,7 @@ namespace {
 // Experts as wide as intermediate_size, whose number stands under either of two names.
 model::Moe read_routed_experts(const JsonObject& json) {
     model::Moe moe;
-    moe.experts =
-        integer(json, json.has("num_experts") && !json.has("num_local_experts") ? "num_experts" : "num_local_experts",
-                max_experts);
+    moe.experts = integer(json, spelled(json, "num_local_experts", "num_experts"), max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "intermediate_size");
     return moe;
@@ -101,6 +99,11 @@ void read_granite_moe(const JsonObject& json, model::Model& model) {
 // The published weights hold none of the MTP modules that its config mentions, nor does the configuration class.
 void read_minimax_m2(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 5e6);
+    must_be(json, "qk_norm_type", "per_layer");
+    must_be(json, "scoring_func", "sigmoid");
+    pass_over(json,
+              {"layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta",
+               "mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules", "shared_moe_mode", "use_mtp"});
     model::LayerKind kind = read_layer(json, model, "silu", 1.0);
     kind.attention.rope_dim = integer_or(json, "rotary_dim", kind.attention.rope_dim, 0, max_dim);
     kind.attention.qk_norm = kind.attention.whole_qk_norm = says(json, "use_qk_norm", true);

@@ -23,6 +23,9 @@ constexpr std::array renames{
     Rename{"BailingMoeForCausalLM", "self_attn.o_proj.", "self_attn.dense."},
     Rename{"BailingMoeForCausalLM", ".self_attn.", ".attention."},
     Rename{"BailingMoeForCausalLM", "mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"},
+    Rename{"BambaForCausalLM", "model.norm.", "model.final_layernorm."},
+    Rename{"BambaForCausalLM", ".post_attention_layernorm.", ".pre_ff_layernorm."},
+    Rename{"BambaForCausalLM", ".mlp.", ".feed_forward."},
     Rename{"DbrxForCausalLM", "model.embed_tokens.", "transformer.wte."},
     Rename{"DbrxForCausalLM", "model.norm.", "transformer.norm_f."},
     Rename{"DbrxForCausalLM", "model.layers.", "transformer.blocks."},
@@ -34,6 +37,8 @@ constexpr std::array renames{
     Rename{"DbrxForCausalLM", ".mlp.experts.", ".ffn.experts."},
     Rename{"Ernie4_5_MoeForCausalLM", "mlp.gate.e_score", "mlp.moe_statics.e_score"},
     Rename{"ExaoneMoeForCausalLM", "mlp.gate.e_score", "mlp.e_score"},
+    Rename{"Gemma3ForCausalLM", ".pre_mlp_layernorm.", ".pre_feedforward_layernorm."},
+    Rename{"Gemma3ForCausalLM", ".post_mlp_layernorm.", ".post_feedforward_layernorm."},
     Rename{"Gemma4ForCausalLM", ".pre_mlp_layernorm.", ".pre_feedforward_layernorm."},
     Rename{"Gemma4ForCausalLM", ".post_mlp_layernorm.", ".post_feedforward_layernorm."},
     Rename{"Gemma4ForCausalLM", ".mlp.gate.", ".router.proj."},
@@ -81,6 +86,7 @@ std::string_view names_of(std::string_view architecture) {
     if (architecture == "GraniteMoeSharedForCausalLM" || architecture == "GraniteMoeHybridForCausalLM" ||
         architecture == "GraniteMoeSWAForCausalLM")
         return "GraniteMoeForCausalLM";
+    if (architecture == "HunYuanDenseV1ForCausalLM") return "HunYuanMoEV1ForCausalLM";
     if (architecture == "Qwen3_5MoeForCausalLM") return "Qwen3_5ForCausalLM";
     return architecture;
 }

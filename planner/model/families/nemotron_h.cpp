@@ -46,7 +46,8 @@ model::Moe read_experts(const JsonObject& json) {
     moe.experts = integer(json, "n_routed_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
-    moe.shared_ffn = ffn(json, "moe_shared_expert_intermediate_size");
+    moe.shared_ffn = ffn(json, "moe_shared_expert_intermediate_size"); // of all n_shared_experts
+    json.states("n_shared_experts");
     if (json.has("moe_latent_size")) moe.latent = json.integer("moe_latent_size", 1, max_hidden);
     model::Router& router = moe.router;
     router.scoring = model::Scoring::sigmoid;

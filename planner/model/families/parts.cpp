@@ -77,6 +77,27 @@ void must_be(const JsonObject& json, const std::string& key, const std::string& 
     if (json.has(key) && json.string(key) != only) json.refuse_value(key, "only " + only + " is known");
 }
 
+void pass_over(const JsonObject& json, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) json.states(key);
+}
+
+const char* spelled(const JsonObject& json, const char* name, const char* other) {
+    return json.has(other) && !json.has(name) ? other : name;
+}
+
+void need_rotation(const JsonObject& json) {
+    if (!json.has("rope_parameters") && !json.has("rope_scaling"))
+        refuse("{}: field \"rope_parameters\" is missing: no other field gives it", json.place());
+}
+
+model::QueryScale read_query_scale(const JsonObject& json, const model::Model& model) {
+    if (!json.is_object("rope_parameters")) return {};
+    const JsonObject rope = json.object("rope_parameters");
+    const std::int64_t positions =
+        rope.integer_or("original_max_position_embeddings", model.rope_scaling.original_positions, 0, max_window);
+    return {rope.number_or("llama_4_scaling_beta", 0.0, 0.0, 1e6), std::max(1.0, static_cast<double>(positions)), 0.0};
+}
+
 model::Router selecting_router(const JsonObject& json, const char* normalize, const char* scale,
                                double fallback_scale) {
     model::Router router;

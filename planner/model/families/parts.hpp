@@ -4,6 +4,7 @@
 
 #include "planner/model/families/config.hpp"
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,15 @@ int size_of_layers(const JsonObject& json, const std::string& key, const std::ve
 std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense);
 // Refuses any other value of a field that may be missing.
 void must_be(const JsonObject& json, const std::string& key, const std::string& only);
+// Fields that a family's files have and its class does not compute with: unread_of() is silent about them.
+void pass_over(const JsonObject& json, std::initializer_list<const char*> keys);
+
+// The first name, or the second where it alone is given.
+const char* spelled(const JsonObject& json, const char* name, const char* other);
+// Refuses a config without rope_parameters and rope_scaling, for which the class has a scaling of its own.
+void need_rotation(const JsonObject& json);
+// Queries that grow with their position, as rope_parameters has it under llama_4_scaling_beta (Mistral).
+model::QueryScale read_query_scale(const JsonObject& json, const model::Model& model);
 
 // Sigmoid scores, a bias that only selects, chosen scores divided by their sum and scaled; fields of the family's
 // names.

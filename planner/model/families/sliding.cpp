@@ -102,8 +102,6 @@ void read_mimo_v2(const JsonObject& json, model::Model& model) {
     depth.dense_ffn = wide;
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
     for (int i = 0; i < depths; ++i) add_mtp(model, depth);
-    for (const char* tower : {"vision_config", "audio_config"}) // These lie beside the language model's own fields.
-        if (json.is_object(tower)) model.left_out.emplace_back(tower);
 }
 
 namespace {
@@ -159,6 +157,7 @@ std::pair<model::Attention, model::Attention> read_step_attentions(const JsonObj
     const std::string other = "attention_other_setting", sliding = "sliding_attention";
     model::Attention full = read_step_attention(json, json);
     model::Attention window = json.is_object(other) ? read_step_attention(json.object(other), json) : full;
+    if (json.is_object(other)) must_be(json.object(other), "attention_type", sliding);
     if (json.has("num_sliding_attention_heads")) window.heads = integer(json, "num_sliding_attention_heads", max_heads);
     window.window = json.integer("sliding_window", 1, max_window);
     full.rope = rope_of_type(json, "full_attention", 10000.0).value_or(model::Rope{});
@@ -298,6 +297,8 @@ std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
 
 // K-EXAONE: the experts of DeepSeek-V3; layers that see everything turn nothing.
 void read_exaone_moe(const JsonObject& json, model::Model& model) {
+    // layer_types and is_moe_layer stand beside them.
+    pass_over(json, {"sliding_window_pattern", "first_last_k_dense_replace"});
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "scoring_func", "sigmoid");
     must_be(json, "topk_method", "noaux_tc");

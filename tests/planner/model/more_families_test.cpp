@@ -57,6 +57,8 @@ TEST_CASE("published configs of mixed layers: as many parameters as the model ca
                      rest = static_cast<double>(count.active_no_embed) / 1e9;
         CHECK(std::min(std::abs(all - p.active), std::abs(rest - p.active)) <= 0.5); // whole billions are published
         CHECK(model.not_executable.empty() == p.executable);
+        const std::vector<std::string> unread = families::unread_fields(model);
+        CHECK_MESSAGE(unread.empty(), (unread.empty() ? "" : unread.front()));
     }
 }
 

@@ -175,7 +175,7 @@ def parts_of(model, name, grad):
     layer = name.rsplit(".self_attn", 1)[0]
     if kind == "NemotronHForCausalLM":
         return mixer_parts(model.config, name, grad)
-    if kind == "GraniteMoeHybridForCausalLM" and ".mamba." in name:
+    if kind in ("GraniteMoeHybridForCausalLM", "BambaForCausalLM") and ".mamba." in name:
         at, _, rest = name.partition(".mamba.")
         config = model.config
         return mamba_parts(at + ".mamba.", rest, grad, config.mamba_expand * config.hidden_size,
