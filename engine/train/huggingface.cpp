@@ -365,8 +365,11 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
         [&](const weights::TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
     const char* dtype = options.dtype == program::Dtype::bf16 ? "bfloat16" : "float32";
-    const JsonObject config = JsonObject::parse(model.config_json, path);
-    write_file(path, config.with_string("dtype", dtype).with_string("torch_dtype", dtype).dump() + "\n");
+    JsonObject config = JsonObject::parse(model.config_json, path).with_string("dtype", dtype);
+    // transformers finds a class by it, where profiles of models have the class alone.
+    const std::string type = families::model_type_of(model.config_json, path);
+    if (!config.has("model_type") && !type.empty()) config = config.with_string("model_type", type);
+    write_file(path, config.with_string("torch_dtype", dtype).dump() + "\n");
 }
 
 } // namespace

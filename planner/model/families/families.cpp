@@ -234,6 +234,10 @@ std::vector<std::string> architecture_names() {
     return {names.begin(), names.end()};
 }
 
+std::string model_type_of(const std::string& config, const std::string& place) {
+    return family_of(JsonObject::parse(config, place)).model_type;
+}
+
 JsonObject read_family(const JsonObject& whole, model::Model& model) {
     const Family& family = family_of(whole);
     model.architecture = family.architecture;
