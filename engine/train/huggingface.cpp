@@ -19,7 +19,6 @@
 #include <set>
 
 namespace moe::train {
-
 namespace {
 
 // The place of a parameter in a checkpoint: its element (r, c) is `shift` more than element row(r) + c * col_stride of
@@ -365,11 +364,10 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
         [&](const weights::TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
     const char* dtype = options.dtype == program::Dtype::bf16 ? "bfloat16" : "float32";
-    JsonObject config = JsonObject::parse(model.config_json, path).with_string("dtype", dtype);
-    // transformers finds a class by it, where profiles of models have the class alone.
-    const std::string type = families::model_type_of(model.config_json, path);
-    if (!config.has("model_type") && !type.empty()) config = config.with_string("model_type", type);
-    write_file(path, config.with_string("torch_dtype", dtype).dump() + "\n");
+    const JsonObject config =
+        JsonObject::parse(model.config_json, path).with_string("dtype", dtype).with_string("torch_dtype", dtype);
+    const std::string type = families::model_type_of(model.config_json, path); // transformers finds a class by it
+    write_file(path, (type.empty() ? config : config.with_string("model_type", type)).dump() + "\n");
 }
 
 } // namespace

@@ -1,6 +1,6 @@
 // Packing by CUDA kernels behind the host's signature, and what devices without block-scaled tensor cores answer.
-#include "kernels/cuda/products/block_scaled.hpp"
 #include "kernels/cuda/check.hpp"
+#include "kernels/cuda/products/block_scaled.hpp"
 #include "tests/kernels/packed_bytes.hpp"
 
 #include <doctest/doctest.h>

@@ -215,7 +215,8 @@ void add_import(CLI::App& app, ImportVerbOptions& o) {
     CLI::App* verb =
         add_verb(app, o, "import", "read another engine's launch file as a plan, and what speaks against it",
                  "moe-plan import pretrain.sh --hardware h100 --out plan.json", [&o] { import_verb(o); });
-    add(verb, "FILE", o.files, "FILE", "launch script, argument list, YAML, TOML, or a log that prints its arguments; later files over earlier ones")
+    add(verb, "FILE", o.files, "FILE",
+        "launch script, argument list, YAML, TOML, or a log that prints its arguments; later files over earlier ones")
         ->required();
     add(verb, "--from", o.from, "megatron-lm|megatron-bridge|torchtitan|automodel",
         "whose file it is (default: as the file tells)");

@@ -156,8 +156,9 @@ void settle_gpus(const SearchOptions& options, Request& request, search::Estimat
 
 void warn_left_out(Console& console, const model::Model& model) {
     if (const std::vector<std::string> unread = families::unread_fields(model); !unread.empty())
-        console.warn("warning: {}: no meaning is known here of {}: if one changes what the model computes, figures miss it",
-                     model.name, fmt::join(unread, ", "));
+        console.warn(
+            "warning: {}: no meaning is known here of {}: if one changes what the model computes, figures miss it",
+            model.name, fmt::join(unread, ", "));
     if (model.left_out.empty()) return;
     console.warn("warning: {}: plans and figures are of the language model alone; left out: {}", model.name,
                  fmt::join(model.left_out, ", "));

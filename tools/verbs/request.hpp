@@ -34,7 +34,8 @@ stack::Stack stack_in(const std::string& file, const char* field, const std::str
                       const machine::Hardware& hardware);
 // That of a plan, which the file holds.
 stack::Stack stack_of_plan(const plan::Plan& plan, const std::string& file);
-// Says which modules of the model's config are in no figure and which fields nothing was read from, where there are any.
+// Says which modules of the model's config are in no figure and which fields nothing was read from, where there are
+// any.
 void warn_left_out(Console& console, const model::Model& model);
 
 } // namespace moe::tools

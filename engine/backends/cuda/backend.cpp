@@ -4,8 +4,8 @@
 
 #include "engine/ops/adamw_step.hpp"
 #include "engine/ops/op_context.hpp"
-#include "kernels/cuda/products/block_scaled.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/products/block_scaled.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/gpu_properties.hpp"
 #include "planner/plan/block_scaling.hpp"

@@ -235,7 +235,8 @@ std::vector<std::string> architecture_names() {
 }
 
 std::string model_type_of(const std::string& config, const std::string& place) {
-    return family_of(JsonObject::parse(config, place)).model_type;
+    const JsonObject json = JsonObject::parse(config, place);
+    return json.string_or("model_type", family_of(json).model_type);
 }
 
 JsonObject read_family(const JsonObject& whole, model::Model& model) {

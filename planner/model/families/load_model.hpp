@@ -17,7 +17,8 @@ model::Model load_model(const std::string& name_or_path);
 // Fields of the model's config that nothing was read from and that may change what it computes.
 std::vector<std::string> unread_fields(const model::Model& model);
 
-// The "model_type" by which transformers knows the class of a config; empty: it has none. Throws as model_from_json does.
+// The "model_type" of a config, or else the one by which transformers knows its class; empty: it has none. Throws as
+// model_from_json does.
 std::string model_type_of(const std::string& config, const std::string& place);
 
 // Names that "architectures" may have, sorted.

@@ -41,11 +41,12 @@ DeviceProfile read(const std::string& text, std::size_t piece = 1 << 16) {
     return read_chrome_trace(pieces_of(text, piece), "my.json");
 }
 DeviceProfile made_up(std::size_t piece = 1 << 16) {
-    return read(R"({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 85899345920}],
+    return read(
+        R"({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 85899345920}],
         "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 16, "pg_config": [{"ranks": [0, 1]}]},
         "traceEvents": [)" +
-                    events() + R"(], "traceName": "x", "displayTimeUnit": "ms", "baseTimeNanoseconds": 1})",
-                piece);
+            events() + R"(], "traceName": "x", "displayTimeUnit": "ms", "baseTimeNanoseconds": 1})",
+        piece);
 }
 void check_refused(const std::string& text, const std::string& words) {
     try {

@@ -1673,7 +1673,7 @@ class CompareLog(Document):
     measured_step_seconds: float
     """Median of the iterations used [s]"""
 
-    step_seconds_from: Literal["time", "tokens per second"]
+    step_seconds_from: Literal["time", "tokens per second", "samples per second", "elapsed time"]
     """What the log tells"""
 
     predicted_memory_gib: float
@@ -1698,7 +1698,10 @@ class CompareLog(Document):
     """Of them left out at the front [iterations]"""
 
     other_batch: int
-    """Of them left out since their batch is another [iterations]"""
+    """Of them left out since their batch or sequence is another [iterations]"""
+
+    skipped: int
+    """Of them left out since the optimizer left out steps [iterations]"""
 
     outlier_count: int
     """Of them left out behind the warm-up [iterations]"""
@@ -1720,6 +1723,9 @@ class CompareLog(Document):
 
     cut: bool
     """The last line has no end and was left out"""
+
+    warnings: list[str]
+    """Where the job is another than the plan's, or the log says too little"""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -1886,6 +1892,9 @@ class CompareProfile(Document):
 
     unmatched: list[CompareProfileUnmatched]
     """The first 100 of them, most time first"""
+
+    warnings: list[str]
+    """Where the job is another than the plan's, or the profile says too little"""
 
 
 @dataclass(kw_only=True, repr=False)
