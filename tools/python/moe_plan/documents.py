@@ -2324,6 +2324,9 @@ class ShowModel(Document):
     left_out: list[str]
     """Fields of the config.json whose modules beside the language model are in no figure"""
 
+    not_read: list[str]
+    """Fields of the config.json that nothing was read from and that may change what the model computes"""
+
     kinds: list[ShowModelKind]
     """Kinds of layers"""
 
