@@ -249,7 +249,7 @@ JsonObject read_family(const JsonObject& whole, model::Model& model) {
         if (thinks && whole.is_object(key) && key.ends_with("_config") && key != "thinker_config")
             model.left_out.push_back(key);
     const std::string at_text = text_field(json);
-    const JsonObject text = text_of(json, at_text).watched();
+    JsonObject text = text_of(json, at_text).watched();
     if (!at_text.empty()) // What stands beside the text is mostly of towers: nobody has to ask for it.
         for (const std::string& key : json.keys())
             if (!json.object(at_text).states(key)) text.states(key);

@@ -67,7 +67,7 @@ struct Reader {
                 if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
                 const std::string key = item.first.Scalar();
                 if (dumped && (key == "_target_" || item.second.IsNull())) continue;
-                flatten(item.second, name.empty() ? key : name + "." + key, depth + 1);
+                flatten(item.second, name.empty() ? key : fmt::format("{}.{}", name, key), depth + 1);
             }
             return;
         }
