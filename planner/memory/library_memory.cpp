@@ -53,9 +53,24 @@ Piece largest_piece(const AttentionWork& w) {
     return p;
 }
 
+// The scratch of our own deterministic backward, 0 where the library has it: ordered_attention_bytes() of
+// kernels/cuda/attention/attention_ordered_grad.cu, with kept sums whether the cache asks for them or not.
+std::int64_t ordered_scratch(const AttentionWork& w) {
+    constexpr std::int64_t keys = 128;
+    const bool known = (w.qk_dim == 64 && w.v_dim == 64) || ((w.qk_dim == 128 || w.qk_dim == 192) && w.v_dim == 128);
+    if (!w.deterministic || w.multiprocessors == 0 || w.window > 0 || !known) return 0;
+    const std::int64_t team = divided_up(divided_up(w.seq, keys), 2), groups = w.batch * w.kv_heads,
+                       teams = std::min(w.multiprocessors / team, groups);
+    if (teams == 0 || 5 * groups * team < 4 * divided_up(groups, teams) * w.multiprocessors) return 0;
+    const std::int64_t queries = w.qk_dim == 64 ? 128 : 64, rows = w.batch * w.heads * rounded(w.seq, queries);
+    const std::int64_t kept = w.heads > w.kv_heads ? team * teams * 2 * keys * (w.qk_dim + w.v_dim) * 4 : 0;
+    return rows * (w.qk_dim * 4 + 8) + rows / queries * 4 + kept;
+}
+
 } // namespace
 
 double attention_scratch(const AttentionWork& w) {
+    if (const std::int64_t own = ordered_scratch(w); own > 0) return static_cast<double>(own);
     const Piece p = largest_piece(w);
     if (w.deterministic && p.score_bytes() > most_bytes) return 0.0;
     const std::int64_t heads = p.sequences * p.heads, key_heads = p.sequences * p.key_heads, width = w.qk_dim + w.v_dim;
@@ -72,7 +87,10 @@ namespace {
 double ring_scratch(const AttentionWork& w) {
     if (w.window > 0) return 0.0; // Windows are left to the plain kernels.
     const std::int64_t rows = w.batch * w.seq * w.heads;
-    return attention_scratch(w) + static_cast<double>(rows * std::max(2 * w.qk_dim, 2 * w.v_dim + 4));
+    AttentionWork library = w; // may have the steps without a mask
+    library.multiprocessors = 0;
+    return std::max(attention_scratch(w), attention_scratch(library)) +
+           static_cast<double>(rows * std::max(2 * w.qk_dim, 2 * w.v_dim + 4));
 }
 
 } // namespace
@@ -142,7 +160,8 @@ double library_memory(const plan::Plan& plan) {
                                  a.v_dim,
                                  plan.seq / steps,
                                  a.window,
-                                 plan.deterministic};
+                                 plan.deterministic,
+                                 plan.hardware->compute_capability == 9.0 ? plan.hardware->sm_count : 0};
         scratch = std::max(scratch, ring ? ring_scratch(work) : attention_scratch(work));
     }
     // Behind the first copy between host and device: an H200 took 6 and 8 MiB

@@ -38,12 +38,14 @@ double deep_ep_buffers(std::int64_t width, std::int64_t ranks);
 struct AttentionWork {
     std::int64_t batch = 1, heads = 1, kv_heads = 1, qk_dim = 0, v_dim = 0, seq = 0, window = 0;
     bool deterministic = false;
+    int multiprocessors = 0; // of a GPU whose deterministic backwards our own kernels take (compute capability 9.0)
 };
 
 // Bytes of that scratch at most: a sum per query, gradients of each head's keys and values where heads share them, and
 // FP32 gradients of the queries; or, where it is deterministic, instead of these a matrix of BF16 score gradients for
 // each head of the largest piece, FP32 sums over pieces that share keys, and 0 where a piece would be so large that the
-// library is not asked.
+// library is not asked. Where our own kernels take a deterministic one: FP32 gradients and two numbers of each query,
+// and FP32 sums of the keys at work where heads share them.
 double attention_scratch(const AttentionWork& work);
 
 } // namespace moe::memory

@@ -218,6 +218,17 @@ void check_both_orders(AttentionShape s, Options o) {
 
 } // namespace
 
+// Shapes whose key heads are work for a whole GPU, where CTAs add to dq in turns: odd numbers of tiles, rectangles,
+// shared key heads.
+TEST_CASE("attention_grad: many key heads") {
+    for (AttentionShape s : {shape(2, 300, 300, 64, 32, 64, 64), shape(1, 260, 260, 64, 64, 128, 128),
+                             shape(1, 130, 200, 128, 128, 192, 128), shape(2, 200, 300, 44, 22, 128, 128, false),
+                             shape(1, 290, 290, 44, 44, 64, 64, false)}) {
+        s.deterministic = true;
+        check(attention_grad_long_case(s, {false, false, Type::bf16}));
+    }
+}
+
 // Heads as wide as models have them, which libraries take in BF16: shared key heads, odd lengths, packed rows, windows.
 TEST_CASE("attention and its gradient: heads of whole 16 bytes") {
     for (const bool packed : {false, true}) {

@@ -19,6 +19,7 @@ GROUPED = {
 }
 # By batch x sequence, heads, key heads, widths of keys and values.
 ATTENTION = {("4x4096", 32, 4, 128, 128): 0.97, ("1x4096", 128, 128, 192, 128): 0.97}
+DETERMINISTIC = 0.9  # of a backward in any order
 
 GROUPED_LINE = re.compile(r"\s*(\d+) experts\s+(\d+) rows\s+(\d+)x(\d+)\s+(.+?)\s+ours\s+(\d+)\s+torch\s+(\d+)")
 ATTENTION_LINE = re.compile(r"(\d+x\d+)\s+heads\s+(\d+)\s*/(\d+)\s+(\d+)/(\d+) window \d+\s+(causal|full)\s+"
@@ -37,7 +38,7 @@ def grouped(said):
 
 
 def attention(said):
-    """The same of tools/bench/attention.py. The deterministic backward is beside one that is not: no bar."""
+    """The same of tools/bench/attention.py. The deterministic backward is beside one that is not."""
     order = ""
     for line in said.splitlines():
         if line.startswith("torch "):
@@ -49,7 +50,7 @@ def attention(said):
             if m[8] and order == "in any order":
                 yield f"{name}, forward", float(m[7]), float(m[8]), bar
             if m[10]:
-                yield f"{name}, backward {order}", float(m[9]), float(m[10]), bar if order == "in any order" else None
+                yield f"{name}, backward {order}", float(m[9]), float(m[10]), bar if order == "in any order" else DETERMINISTIC
 
 
 def beside(check, found):

@@ -5,6 +5,7 @@
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/attention/attention_graphs.hpp"
 #include "kernels/cuda/attention/attention_library.hpp"
+#include "kernels/cuda/attention/attention_ordered.hpp"
 #include "kernels/cuda/attention/attention_pieces.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
@@ -124,6 +125,11 @@ public:
         const Gradients grads{c, dout, o, lse, dq, dk, dv};
         Device& device = current();
         const std::lock_guard<std::mutex> lock(device.guard);
+        const std::int64_t ordered = p->deterministic ? ordered_attention_bytes(c) : 0;
+        if (ordered > 0) {
+            ordered_attention_grad(c, dout, o, lse, dq, dk, dv, scratch(device, stream, ordered), stream);
+            return true;
+        }
         const std::vector<AttentionPiece> pieces = attention_pieces(*p);
         std::vector<const CudnnGraph*> graphs;
         std::int64_t bytes = 0;

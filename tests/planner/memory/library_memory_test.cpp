@@ -41,6 +41,26 @@ TEST_CASE("attention scratch, deterministic: whole where it fits a slice, else s
           64 * (512 * 640 * 2 + 512 * 4 + 640 * 128 * 2) + 8 * 128 * (8192 * 4 + 640 * 2));
 }
 
+TEST_CASE("attention scratch, deterministic on Hopper: FP32 gradients of queries, and sums of the keys at work") {
+    const auto scratch = [](moe::memory::AttentionWork work) {
+        work.deterministic = true;
+        work.multiprocessors = 132;
+        return moe::memory::attention_scratch(work);
+    };
+    // 16 key heads of 32 tiles of keys, of which a CTA has two: eight teams of 16 CTAs.
+    const double rows = 4 * 32 * 4096, kept = 8 * 16 * 2 * 128 * (128 + 128) * 4.0;
+    CHECK(scratch({4, 32, 4, 128, 128, 4096}) == rows * (128 * 4 + 8) + rows / 64 * 4 + kept);
+    CHECK(scratch({1, 128, 128, 192, 128, 4096}) == 128 * 4096 * (192 * 4 + 8.0) + 128 * 64 * 4); // none are shared
+    // 64 of 132 multiprocessors would work, and windows are the library's.
+    for (const moe::memory::AttentionWork work : {moe::memory::AttentionWork{1, 32, 4, 128, 128, 4096},
+                                                  {1, 64, 8, 64, 64, 8192, 128},
+                                                  {1, 8, 8, 96, 96, 4096}}) {
+        moe::memory::AttentionWork library = work;
+        library.deterministic = true;
+        CHECK(scratch(work) == moe::memory::attention_scratch(library));
+    }
+}
+
 TEST_CASE("library memory: the engine's own plans in BF16 on a GPU have scratch, others the context alone") {
     moe::plan::Plan plan;
     plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model("Qwen3-30B-A3B"));
@@ -53,7 +73,7 @@ TEST_CASE("library memory: the engine's own plans in BF16 on a GPU have scratch,
     CHECK(moe::memory::library_memory(plan) == context + moe::memory::attention_scratch({2, 32, 4, 128, 128, 4096}));
     plan.deterministic = true;
     CHECK(moe::memory::library_memory(plan) ==
-          context + moe::memory::attention_scratch({2, 32, 4, 128, 128, 4096, 0, true}));
+          context + moe::memory::attention_scratch({2, 32, 4, 128, 128, 4096, 0, true, 132}));
     plan.deterministic = false;
     plan.tp = 4;
     CHECK(moe::memory::library_memory(plan) == context + moe::memory::attention_scratch({2, 8, 1, 128, 128, 4096}));
