@@ -15,9 +15,11 @@ constexpr int partial_blocks = 1024;
 template <class A>
 __global__ void __launch_bounds__(threads) squares_kernel(Src x, std::int64_t n, double* partial) {
     constexpr int W = A::width, together = 8;
-    const std::int64_t packs = n / W, step = std::int64_t{gridDim.x} * threads;
+    // A block reads whole pieces, wherever memory's banks are.
+    constexpr int step = threads;
+    const std::int64_t packs = n / W, piece = threads * together;
     double sum = 0.0;
-    for (std::int64_t p = std::int64_t{blockIdx.x} * threads + threadIdx.x; p < packs; p += step * together) {
+    for (std::int64_t p = blockIdx.x * piece + threadIdx.x; p < packs; p += gridDim.x * piece) {
         typename A::Held held[together];
 #pragma unroll
         for (int t = 0; t < together; ++t) {
