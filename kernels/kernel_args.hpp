@@ -104,7 +104,7 @@ struct ScaledGradient {
 struct FilledRows {
     std::int64_t rows = 0, cols = 0;
     int groups = 0;    // length of counts
-    bool e5m2 = false; // requantize_columns: rows and columns are E5M2
+    bool e5m2 = false; // requantize_columns, permute_columns: rows and columns are E5M2
 };
 
 // Formats whose values an operand of a product is rounded to, by the rules of kernels/rounding.hpp. e4m3 and e5m2 have

@@ -173,6 +173,11 @@ struct Kernels {
     // may be x.
     void (*activation_grad)(const ActivationShape& shape, Src dy, Src x, const float* probs, const std::int32_t* counts,
                             Dst dx, float* dprobs, Dst y, Fp8Rows q, void* stream);
+    // The same where wgrad is in FP8: dx and y are rounded to BF16 and leave what quantize_columns makes of them, dx in
+    // both forms. ffn is a multiple of 128.
+    void (*activation_grad_columns)(const ActivationShape& shape, Src dy, Src x, const float* probs,
+                                    const std::int32_t* counts, float* dprobs, Fp8Rows q, Fp8Columns dx, Fp8Columns y,
+                                    void* stream);
     // out[rows, cols] = y * sigmoid(g[rows]), or softplus(g) = ln(1 + e^g); out may be y.
     void (*sigmoid_scale)(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, bool softplus, void* stream);
     // dy may be dout.
@@ -243,6 +248,11 @@ struct Kernels {
                         std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream);
     // rows[row_of] = x; with padding all other rows are zero
     void (*permute)(const PermuteShape& shape, Src x, const std::int32_t* row_of, Dst rows, void* stream);
+    // What requantize_columns makes of the rows to which permute moves tokens in E4M3 or E5M2; each that counts speak
+    // of is some copy's. No padding. token_of[rows.rows]: room for the token of each row.
+    void (*permute_columns)(const PermuteShape& shape, const FilledRows& rows, Fp8Rows tokens,
+                            const std::int32_t* row_of, const std::int32_t* counts, std::int32_t* token_of,
+                            Fp8Columns columns, void* stream);
     // y = sum over k of rows[row_of], in order of k (per_copy: gathered, not summed)
     void (*unpermute)(const PermuteShape& shape, Src rows, const std::int32_t* row_of, Dst y, void* stream);
 

@@ -245,6 +245,10 @@ void activation(const OpContext& c) {
 }
 
 void activation_grad(const OpContext& c) {
+    if (c.has_output(4))
+        return c.kernels.activation_grad_columns(activation_shape(c, 3), src(c, 0), src(c, 1), floats(c, 2), ints(c, 3),
+                                                 floats_out(c, 1), fp8_out(c, 3), fp8_columns_out(c, 4),
+                                                 fp8_columns_out(c, 2), c.stream);
     c.kernels.activation_grad(activation_shape(c, 3), src(c, 0), src(c, 1), floats(c, 2), ints(c, 3), dst(c, 0),
                               floats_out(c, 1), dst(c, 2), fp8_out(c, 3), c.stream);
 }

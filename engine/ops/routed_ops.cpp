@@ -138,7 +138,18 @@ void permute_quantized(const OpContext& c) {
     c.kernels.permute(shape, {from.scale, Type::f32}, ints(c, 1), {to.scale, Type::f32}, c.stream);
 }
 
+// Tokens lie in the caches, so that columns are made of them, too, and not of the rows that are moved beside.
+void permute_columns(const OpContext& c) {
+    if (c.has_output(0)) permute_quantized(c);
+    const program::Tensor& rows = c.output(2);
+    const FilledRows filled{rows.rows, c.input(0).cols, groups_of(c, 2),
+                            std::get<program::PermuteAttr>(c.op.attr).e5m2};
+    c.kernels.permute_columns(permute_shape(c), filled, fp8(c, 0), ints(c, 1), ints(c, 2), ints_out(c, 2),
+                              fp8_columns_out(c, 1), c.stream);
+}
+
 void permute(const OpContext& c) {
+    if (c.has_output(1)) return permute_columns(c);
     if (is_fp8(c, 0)) return permute_quantized(c);
     c.kernels.permute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream);
 }

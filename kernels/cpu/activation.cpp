@@ -173,6 +173,28 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
     }
 }
 
+void activation_grad_columns(const ActivationShape& s, Src dy, Src x, const float* probs, const std::int32_t* counts,
+                             float* dprobs, Fp8Rows q, Fp8Columns dx, Fp8Columns y, void*) {
+    const std::int64_t width = s.gated ? 2 * s.ffn : s.ffn;
+    float *const wide_dx = scratch(Slot::j, scale_block * (width + s.ffn)), *const wide_y =
+                                                                                wide_dx + scale_block * width;
+    const auto round = [](float* values, std::int64_t n) {
+        for (std::int64_t i = 0; i < n; ++i) values[i] = float_of_bf16(bf16_of_float(values[i]));
+    };
+    for_each_block({s.rows, width, s.groups}, counts, dx, [&](std::int64_t first, std::int64_t rows, Fp8Columns to) {
+        ActivationShape block = s;
+        block.rows = rows;
+        activation_grad(block, dy + first * s.ffn, x + first * width, probs != nullptr ? probs + first : nullptr,
+                        nullptr, {wide_dx, Type::f32}, dprobs != nullptr ? dprobs + first : nullptr,
+                        {wide_y, Type::f32}, {q.data + first * width, q.scale + first * scale_blocks(width)}, nullptr);
+        round(wide_dx, rows * width);
+        round(wide_y, rows * s.ffn);
+        put_columns(wide_dx, rows, width, false, to);
+        put_columns(wide_y, rows, s.ffn, false, y);
+        y.data += s.ffn * scale_block, y.scale += s.ffn;
+    });
+}
+
 // A gate and its slope.
 struct Gate {
     float value, slope;
@@ -240,6 +262,7 @@ void scale_rows_grad(Src dout, Src y, const float* p, const std::int32_t* counts
 void add_activation(Kernels& table) {
     table.activation = activation;
     table.activation_grad = activation_grad;
+    table.activation_grad_columns = activation_grad_columns;
     table.sigmoid_scale = sigmoid_scale;
     table.sigmoid_scale_grad = sigmoid_scale_grad;
     table.scale_rows = scale_rows;

@@ -51,31 +51,14 @@ void dequantize_rows(const FilledRows& s, const std::uint8_t* q, const float* sc
     }
 }
 
-// Columns of one block of `rows` rows, which are in FP32 one behind the other.
-void put_columns(const float* x, std::int64_t rows, std::int64_t cols, bool e5m2, Fp8Columns to) {
-    float* column = scratch(Slot::c, scale_block);
-    for (std::int64_t c = 0; c < cols; ++c) {
-        for (std::int64_t r = 0; r < rows; ++r) column[r] = x[r * cols + c];
-        std::uint8_t* q = to.data + c * scale_block;
-        to.scale[c] = quantize_block(column, rows, q, e5m2);
-        std::fill(q + rows, q + scale_block, std::uint8_t{0});
-    }
-}
-
 // Block by block of all groups' rows, read(first, rows, x) brings its rows in FP32.
 template <class Read>
-void each_block(const FilledRows& s, const std::int32_t* counts, Fp8Columns to, const Read& read_block) {
+void each_block(const FilledRows& s, const std::int32_t* counts, Fp8Columns columns, const Read& read_block) {
     float* x = scratch(Slot::b, scale_block * s.cols);
-    std::int64_t first = 0;
-    for (int e = 0; e < (counts == nullptr ? 1 : s.groups); ++e) {
-        const std::int64_t end = first + (counts == nullptr ? s.rows : rows_of(counts, e, first, s.rows));
-        for (; first < end; first = std::min(end, first + scale_block)) {
-            const std::int64_t rows = std::min<std::int64_t>(scale_block, end - first);
-            read_block(first, rows, x);
-            put_columns(x, rows, s.cols, s.e5m2, to);
-            to.data += s.cols * scale_block, to.scale += s.cols;
-        }
-    }
+    for_each_block(s, counts, columns, [&](std::int64_t first, std::int64_t rows, Fp8Columns to) {
+        read_block(first, rows, x);
+        put_columns(x, rows, s.cols, s.e5m2, to);
+    });
 }
 
 void quantize_columns(const FilledRows& s, Src x, const std::int32_t* counts, Fp8Rows q, Fp8Columns columns, void*) {
@@ -88,15 +71,28 @@ void quantize_columns(const FilledRows& s, Src x, const std::int32_t* counts, Fp
     });
 }
 
+// What row `row` of q stands for, in BF16.
+void widen_row(const FilledRows& s, Fp8Rows q, std::int64_t row, float* wide) {
+    const float* const scale = q.scale + row * scale_blocks(s.cols);
+    for (std::int64_t col = 0; col < s.cols; ++col) {
+        const float value = (s.e5m2 ? float_of_e5m2 : float_of_e4m3)(q.data[row * s.cols + col]);
+        wide[col] = float_of_bf16(bf16_of_float(value * scale[col / scale_block]));
+    }
+}
+
 void requantize_columns(const FilledRows& s, Fp8Rows q, const std::int32_t* counts, Fp8Columns columns, void*) {
-    const std::int64_t across = scale_blocks(s.cols);
     each_block(s, counts, columns, [&](std::int64_t first, std::int64_t rows, float* wide) {
-        for (std::int64_t i = 0; i < rows * s.cols; ++i) {
-            const std::int64_t row = first + i / s.cols, col = i % s.cols;
-            const float scale = q.scale[row * across + col / scale_block];
-            const float value = (s.e5m2 ? float_of_e5m2 : float_of_e4m3)(q.data[row * s.cols + col]);
-            wide[i] = float_of_bf16(bf16_of_float(value * scale));
-        }
+        for (std::int64_t r = 0; r < rows; ++r) widen_row(s, q, first + r, wide + r * s.cols);
+    });
+}
+
+void permute_columns(const PermuteShape& p, const FilledRows& s, Fp8Rows tokens, const std::int32_t* row_of,
+                     const std::int32_t* counts, std::int32_t* token_of, Fp8Columns columns, void*) {
+    for (std::int64_t copy = 0; copy < p.tokens * p.top_k; ++copy)
+        if (row_of[copy] >= 0) token_of[row_of[copy]] = static_cast<std::int32_t>(copy / p.top_k);
+    each_block(s, counts, columns, [&](std::int64_t first, std::int64_t rows, float* wide) {
+        for (std::int64_t row = first; row < first + rows; ++row)
+            widen_row(s, tokens, token_of[row], wide + (row - first) * s.cols);
     });
 }
 
@@ -166,6 +162,16 @@ void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* 
 
 } // namespace
 
+void put_columns(const float* x, std::int64_t rows, std::int64_t cols, bool e5m2, Fp8Columns to) {
+    float* column = scratch(Slot::c, scale_block);
+    for (std::int64_t c = 0; c < cols; ++c) {
+        for (std::int64_t r = 0; r < rows; ++r) column[r] = x[r * cols + c];
+        std::uint8_t* q = to.data + c * scale_block;
+        to.scale[c] = quantize_block(column, rows, q, e5m2);
+        std::fill(q + rows, q + scale_block, std::uint8_t{0});
+    }
+}
+
 void quantize_part(float* values, std::int64_t n, Fp8Rows q, std::int64_t at, std::int64_t block) {
     for (std::int64_t i = 0; i < n; ++i) values[i] = float_of_bf16(bf16_of_float(values[i]));
     for (std::int64_t from = 0; from < n; from += scale_block, ++block)
@@ -177,6 +183,7 @@ void add_quantize(Kernels& table) {
     table.quantize_rows = quantize_rows;
     table.quantize_columns = quantize_columns;
     table.requantize_columns = requantize_columns;
+    table.permute_columns = permute_columns;
     table.dequantize_rows = dequantize_rows;
     table.quantize_weights = quantize_weights;
 }

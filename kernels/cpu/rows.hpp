@@ -100,6 +100,22 @@ inline std::int64_t routed_rows(const std::int32_t* counts, int groups, std::int
 // `at` on and scales from `block` on. They are rounded to BF16 in place.
 void quantize_part(float* values, std::int64_t n, Fp8Rows q, std::int64_t at, std::int64_t block);
 
+// Calls visit(first row, rows, its columns) for each block of rows that Fp8Columns has: those of all groups, or without
+// counts of the one that all rows are.
+template <class Visit>
+void for_each_block(const FilledRows& s, const std::int32_t* counts, Fp8Columns to, const Visit& visit) {
+    std::int64_t first = 0;
+    for (int e = 0; e < (counts == nullptr ? 1 : s.groups); ++e) {
+        const std::int64_t end = first + (counts == nullptr ? s.rows : rows_of(counts, e, first, s.rows));
+        for (; first < end; first = std::min(end, first + scale_block)) {
+            visit(first, std::min<std::int64_t>(scale_block, end - first), to);
+            to.data += s.cols * scale_block, to.scale += s.cols;
+        }
+    }
+}
+// Columns of a block of `rows` rows of BF16's values, which are in FP32 one behind the other.
+void put_columns(const float* x, std::int64_t rows, std::int64_t cols, bool e5m2, Fp8Columns to);
+
 // C (+)= op(A) op(B), the body of gemm and grouped_gemm.
 void multiply(const GemmShape& shape, Src a, Src b, Dst c);
 

@@ -6,6 +6,7 @@
 namespace moe::cuda {
 
 void add_activation(Kernels& table);
+void add_activation_columns(Kernels& table);
 void add_attention(Kernels& table);
 void add_attention_cached(Kernels& table);
 void add_attention_grad(Kernels& table);

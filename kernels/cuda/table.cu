@@ -40,6 +40,7 @@ const Kernels* cuda_kernels() {
         Kernels t{};
         t.name = "cuda";
         cuda::add_activation(t);
+        cuda::add_activation_columns(t);
         cuda::add_attention(t);
         cuda::add_attention_cached(t);
         cuda::add_attention_grad(t);

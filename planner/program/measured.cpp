@@ -46,7 +46,8 @@ std::string form(const Op& op) {
     }
     if (const auto* a = std::get_if<ActivationAttr>(&op.attr)) return a->gated ? "" : ".plain";
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
-    if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
+    if (const auto* p = std::get_if<PermuteAttr>(&op.attr))
+        return p->per_copy ? ".copy" : op.out.size() == 1 ? "" : op.out[0] == no_tensor ? ".columns" : ".both";
     if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";
     if (std::holds_alternative<RoundAttr>(op.attr)) return ".rounded";
     if (std::holds_alternative<ColumnBlocksAttr>(op.attr)) return op.out[0] == no_tensor ? ".columns" : ".both";
@@ -146,10 +147,11 @@ struct Sides {
     }
 };
 
-// True where an op that is no quantization leaves E4M3 beside, or in place of, its own result.
-bool quantizes(const Op& op, const Program& program) {
-    return (op.kind == OpKind::activation || op.kind == OpKind::activation_grad) && op.out.back() != no_tensor &&
-           program.tensors[static_cast<std::size_t>(op.out.back())].dtype == Dtype::fp8_block;
+// What is added to the key of an op that is no quantization and leaves E4M3 beside, or in place of, its own result.
+const char* quantized_results(const Op& op, const Program& program) {
+    if ((op.kind != OpKind::activation && op.kind != OpKind::activation_grad) || op.out.back() == no_tensor) return "";
+    const Dtype dtype = program.tensors[static_cast<std::size_t>(op.out.back())].dtype;
+    return dtype == Dtype::fp8_columns ? ".to-fp8.columns" : dtype == Dtype::fp8_block ? ".to-fp8" : "";
 }
 
 } // namespace
@@ -162,7 +164,7 @@ std::string measured_key(const Op& op, const Program& program) {
         return key + (is_communication(op.kind) ? ".bf16" : ".fp8-blockwise");
     if (first == nullptr || first->dtype != Dtype::bf16) return key;
     key += ".bf16";
-    if (quantizes(op, program)) return key + ".to-fp8";
+    if (const std::string low = quantized_results(op, program); !low.empty()) return key + low;
     const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm;
     const Tensor* result = first_tensor(op.out, program);
     return product && result != nullptr && result->dtype == Dtype::f32 ? key + ".to-f32" : key;
@@ -200,6 +202,8 @@ CostPoint cost_point(const Op& op, const Program& program) {
         if (*wide != '\0') point.longer.push_back(point.key + wide);
         point.longer.push_back(measured_key(adding(op), program) + wide);
     }
+    if (const std::size_t at = point.key.find(".to-fp8.columns"); at != std::string::npos)
+        point.longer.push_back(point.key.substr(0, at) + ".to-fp8");
     if (!shapeless(op.kind)) point.sides = std::visit(Sides{op, program}, op.attr);
     return point;
 }

@@ -39,7 +39,8 @@ bool is_large_product(const Op& op, double seconds, const machine::Hardware& har
 struct CostPoint {
     std::string key;
     // For a product that sets a gradient: the keys of those that take longer, the next one first, for profiles that
-    // lack its own. One that sets BF16 is followed by the one that sets FP32, and then comes the one that adds.
+    // lack its own. One that sets BF16 is followed by the one that sets FP32, and then comes the one that adds. For a
+    // gradient of an activation that writes columns of FP8: the key of the one that writes rows alone.
     std::vector<std::string> longer;
     double work = 0.0; // FLOPs; bytes where there are none
     std::vector<double>

@@ -250,6 +250,7 @@ struct PermuteAttr {
     // Rows of each expert, filled up with zeros; 0: as many as copies chose it. permute_map then says so in a third
     // output, besides the counts of real copies.
     std::int64_t padded = 0;
+    bool e5m2 = false; // columns are written, too, and are E5M2 as x is
 };
 // Row movement over EP (and ETP). combine = false: tokens to experts; true: back. Counts come from all_counts[G, E]
 // with G = ep ranks (ETP > 1: etp*ep, ETP fastest). Two levels have one each: `ep` domains and slots of `capacity`

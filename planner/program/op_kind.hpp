@@ -68,8 +68,9 @@ enum class OpKind : std::uint8_t {
     delta_cached,    // p, w, a_log, dt_bias, positions -> o, +window of the convolution, +state: generation
     ssd_cached,      // p, w, bias, a_log, dt_bias, skip, positions -> o, +window, +state
     activation,      // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
-    activation_grad, // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
-    sigmoid_scale,   // y, g -> y * sigmoid(g): each gate is of as many neighbours as there are; GateAttr
+    activation_grad, // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]; or, where
+    // wgrad is in FP8, of y and dx no BF16: -, [dprobs], fp8_columns of y, dx quantized, its fp8_columns
+    sigmoid_scale,      // y, g -> y * sigmoid(g): each gate is of as many neighbours as there are; GateAttr
     sigmoid_scale_grad, // dout, y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
@@ -97,7 +98,8 @@ enum class OpKind : std::uint8_t {
     permute_map,    // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
                     // where index is negative
     permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
-                   // one value per copy (PermuteAttr)
+                   // one value per copy (PermuteAttr). Of quantized x with wgrad in FP8: x, row_of, counts -> [rows],
+                   // fp8_columns of them, token_of[T*K] i32
     unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
     expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
     fit_rows,      // counts[G, E], row_of[n] -> counts, row_of, +overflow[1]: where a buffer of RowsAttr::capacity rows

@@ -354,10 +354,10 @@ double CostModel::device_seconds(const program::Op& op, const program::Program& 
         op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     if (!hardware.measured.empty() && !block_scaled(stack_.costs, plan_, op, program)) {
         const program::CostPoint at = program::cost_point(op, program);
-        const MeasuredFamily* family = machine_.measured.find(at);
-        if (family != nullptr) // measured on whole rows
+        if (const MeasuredFamily* family = machine_.measured.find(at); family != nullptr) // measured on whole rows
             return among_others(op, family->seconds(at.work, at.sides) *
                                         (hardware.cpu ? 1.0 : alignment_slowdown(stack_.costs, op, program)));
+        if (op.kind == program::OpKind::permute && op.out.size() > 1) return columns_apart(op, program);
         if (!hardware.cpu && program::is_communication(op.kind) && !to_myself)
             if (const double seconds = measured_among_devices(op, at, merged); seconds > 0.0) return seconds;
     }

@@ -65,6 +65,9 @@ private:
     double dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const;
     double measured_among_devices(const program::Op& op, const program::CostPoint& at, bool merged) const;
     double device_seconds(const program::Op& op, const program::Program& program, bool merged) const;
+    // Of a permutation that writes columns of FP8, by a profile without calls of it: rows, and columns by a pass of
+    // their own.
+    double columns_apart(const program::Op& op, const program::Program& program) const;
     double among_others(const program::Op& op, double seconds) const;
     double reserved_slowdown(int multiprocessors) const; // times as long that a product takes which leaves them
 

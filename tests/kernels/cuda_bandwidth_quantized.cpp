@@ -17,6 +17,11 @@ public:
 private:
     std::uint8_t* take_bytes(Row n) { return static_cast<std::uint8_t*>(pool_.take(Type::f32, n / 4).data); }
 
+    Fp8Columns take_columns(Row cols) {
+        const Row blocks = column_blocks(copies, experts);
+        return {take_bytes(blocks * cols * scale_block), pool_.floats(blocks * cols)};
+    }
+
     void quantization() {
         for (const Row cols : {2048, 768}) {
             const FilledRows shape{copies, cols, 0};
@@ -32,6 +37,7 @@ private:
         }
         quantizing_activations();
         quantizing_columns();
+        permuting_columns();
         rounding();
         const QuantizedWeights shape{experts, 1536, 2048};
         const Row n = shape.groups * shape.n * shape.k;
@@ -72,6 +78,26 @@ private:
             time("re" + name, 2.0 * each + 2.0 * scales,
                  [=, this](void* s) { k_.requantize_columns(shape, low, counts, to, s); });
         }
+    }
+
+    // Columns of copies of tokens in E4M3.
+    void permuting_columns() {
+        constexpr Row cols = 2048;
+        const PermuteShape shape{tokens, cols, top_k};
+        const FilledRows rows{copies, cols, experts};
+        std::vector<std::int32_t> places(copies);
+        for (Row i = 0; i < copies; ++i) // Copy k of token t goes to the k-th eighth of the experts.
+            places[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % top_k * tokens + i / top_k);
+        const std::int32_t *const row_of = pool_.ints(places), *const counts = pool_.ints(std::vector<std::int32_t>(
+                                                                   experts, static_cast<int>(copies / experts)));
+        auto* const token_of = static_cast<std::int32_t*>(pool_.take(Type::f32, copies).data);
+        const Fp8Rows low{take_bytes(tokens * cols), pool_.floats(tokens * cols / scale_block)};
+        const Fp8Columns to = take_columns(cols);
+        k_.quantize_rows({tokens, cols, 0}, pool_.take(Type::bf16, tokens * cols), nullptr, low.data, low.scale,
+                         nullptr);
+        const double each = static_cast<double>(copies * cols) * (1.0 + 4.0 / scale_block), read = each / top_k;
+        time(fmt::format("permute_columns {}x{}", copies, cols), read + each,
+             [=, this](void* s) { k_.permute_columns(shape, rows, low, row_of, counts, token_of, to, s); });
     }
 
     // Operands of fp8-tensor, in bytes and with what they stand for, and of emulated precisions: routed rows in both
@@ -127,9 +153,12 @@ private:
             pool_.ints(std::vector<std::int32_t>(experts, static_cast<int>(copies / experts)));
         add(fmt::format("activation {}x768 routed bf16 to e4m3", copies), each * (4.0 + 1.0 + 4.0 / scale_block),
             [=, this](void* s) { k_.activation(shape, x, p, counts, {}, q, s); });
-        time(fmt::format("activation_grad {}x768 routed bf16, e4m3 and y", copies),
-             each * (12.0 + 2.0 + 8.0 / scale_block),
-             [=, this](void* s) { k_.activation_grad(shape, dy, x, p, counts, dx, dp, y, q, s); });
+        add(fmt::format("activation_grad {}x768 routed bf16, e4m3 and y", copies),
+            each * (12.0 + 2.0 + 8.0 / scale_block),
+            [=, this](void* s) { k_.activation_grad(shape, dy, x, p, counts, dx, dp, y, q, s); });
+        const Fp8Columns of_dx = take_columns(2 * shape.ffn), of_y = take_columns(shape.ffn);
+        time(fmt::format("activation_grad_columns {}x768 routed bf16", copies), each * (11.0 + 20.0 / scale_block),
+             [=, this](void* s) { k_.activation_grad_columns(shape, dy, x, p, counts, dp, q, of_dx, of_y, s); });
     }
 };
 

@@ -260,16 +260,16 @@ const Kernels& staged_kernels() {
               &K::copy_columns, &K::bias_grad, &K::gemm, &K::rope, &K::rope_grad, &K::mla_rope, &K::mla_rope_grad,
               &K::latent_rope, &K::latent_rope_grad, &K::pick_keys, &K::pick_keys_grad, &K::xlogx, &K::attention_picked,
               &K::attention_picked_grad, &K::cache_rows, &K::attention, &K::attention_cached, &K::attention_grad,
-              &K::activation, &K::activation_grad, &K::sigmoid_scale, &K::sigmoid_scale_grad, &K::scale_rows,
-              &K::scale_rows_grad, &K::jitter, &K::sinkhorn, &K::router, &K::router_grad, &K::router_load,
-              &K::router_loss, &K::router_loss_grad, &K::add_counts, &K::drop_copies, &K::local_experts,
-              &K::token_domains, &K::domain_experts, &K::expert_bias, &K::permute_map, &K::permute, &K::unpermute,
-              &K::expert_counts, &K::fit_rows, &K::sort_rows, &K::unsort_rows, &K::rows_to_slots, &K::slots_to_rows,
-              &K::split_columns, &K::join_columns, &K::grouped_gemm, &K::scaled_gemm, &K::scaled_wgrad,
-              &K::quantize_rows, &K::quantize_columns, &K::requantize_columns, &K::dequantize_rows,
-              &K::quantize_weights, &K::round_operand, &K::grouped_bias_add, &K::grouped_bias_grad, &K::ce_max,
-              &K::ce_sum, &K::ce_loss, &K::ce_grad, &K::cross_entropy, &K::zero, &K::draw_normal, &K::sum_squares,
-              &K::adamw, &K::adamw_mxfp8, &K::momentum, &K::unit, &K::orthogonal_step, &K::cast>(t);
+              &K::activation, &K::activation_grad, &K::activation_grad_columns, &K::sigmoid_scale,
+              &K::sigmoid_scale_grad, &K::scale_rows, &K::scale_rows_grad, &K::jitter, &K::sinkhorn, &K::router,
+              &K::router_grad, &K::router_load, &K::router_loss, &K::router_loss_grad, &K::add_counts, &K::drop_copies,
+              &K::local_experts, &K::token_domains, &K::domain_experts, &K::expert_bias, &K::permute_map, &K::permute,
+              &K::permute_columns, &K::unpermute, &K::expert_counts, &K::fit_rows, &K::sort_rows, &K::unsort_rows,
+              &K::rows_to_slots, &K::slots_to_rows, &K::split_columns, &K::join_columns, &K::grouped_gemm,
+              &K::scaled_gemm, &K::scaled_wgrad, &K::quantize_rows, &K::quantize_columns, &K::requantize_columns,
+              &K::dequantize_rows, &K::quantize_weights, &K::round_operand, &K::grouped_bias_add, &K::grouped_bias_grad,
+              &K::ce_max, &K::ce_sum, &K::ce_loss, &K::ce_grad, &K::cross_entropy, &K::zero, &K::draw_normal,
+              &K::sum_squares, &K::adamw, &K::adamw_mxfp8, &K::momentum, &K::unit, &K::orthogonal_step, &K::cast>(t);
         t.reduce_sum = reduce<&K::reduce_sum>;
         t.reduce_max = reduce<&K::reduce_max>;
         return t;

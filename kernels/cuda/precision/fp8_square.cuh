@@ -30,15 +30,20 @@ __device__ Values values_at(const T* x) {
     }
 }
 
-// The square's bytes by rows of 128, each row's eight packs of 16 exchanged by the row's number over 16: then neither
-// the rows that are written nor the columns that are read meet in a bank.
-struct Square {
+// The square's bytes by rows of 128, each row's eight packs of 16 exchanged by the number of its `together` rows: then
+// neither the rows that are written nor the columns that are read, so many rows of a thread, meet in a bank.
+template <int together>
+struct SquareOf {
     uint4 pack[scale_block * sharers];
-    __device__ uint4& at(int row, int pack_of_row) { return pack[row * sharers + (pack_of_row ^ (row / square_pack))]; }
+    __device__ uint4& at(int row, int pack_of_row) {
+        return pack[row * sharers + (pack_of_row ^ (row / together % sharers))];
+    }
     __device__ unsigned word(int row, int word_of_row) {
         return reinterpret_cast<const unsigned*>(&at(row, word_of_row / 4))[word_of_row % 4];
     }
 };
+
+using Square = SquareOf<square_pack>;
 
 // Four bytes of four rows each as four rows of four bytes.
 __device__ inline void transpose(const unsigned (&row)[4], unsigned (&column)[4]) {
@@ -48,14 +53,16 @@ __device__ inline void transpose(const unsigned (&row)[4], unsigned (&column)[4]
     column[2] = __byte_perm(high01, high23, 0x5410), column[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// Columns 4 * (threadIdx.x / 8) and three more, rows 16 * (threadIdx.x % 8) and 15 more.
-__device__ inline void put_transposed(Square& square, std::uint8_t* to, std::int64_t stride, int rows, int cols) {
-    const int row = static_cast<int>(threadIdx.x) % sharers * square_pack,
-              col = static_cast<int>(threadIdx.x) / sharers * 4;
+// Each thread has four columns and `together` rows of them.
+template <int together>
+__device__ void put_transposed(SquareOf<together>& square, std::uint8_t* to, std::int64_t stride, int rows, int cols) {
+    constexpr int of_column = scale_block / together; // threads
+    const int row = static_cast<int>(threadIdx.x) % of_column * together,
+              col = static_cast<int>(threadIdx.x) / of_column * 4;
     if (row >= rows || col >= cols) return;
-    unsigned out[4][4];
+    unsigned out[4][together / 4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < together / 4; ++i) {
         const unsigned in[] = {square.word(row + 4 * i, col / 4), square.word(row + 4 * i + 1, col / 4),
                                square.word(row + 4 * i + 2, col / 4), square.word(row + 4 * i + 3, col / 4)};
         unsigned turned[4];
@@ -64,8 +71,15 @@ __device__ inline void put_transposed(Square& square, std::uint8_t* to, std::int
         for (int c = 0; c < 4; ++c) out[c][i] = turned[c];
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c)
-        *reinterpret_cast<uint4*>(to + (col + c) * stride + row) = uint4{out[c][0], out[c][1], out[c][2], out[c][3]};
+    for (int c = 0; c < 4; ++c) {
+        std::uint8_t* const at = to + (col + c) * stride + row;
+        if constexpr (together == 4)
+            *reinterpret_cast<unsigned*>(at) = out[c][0];
+        else if constexpr (together == 16)
+            *reinterpret_cast<uint4*>(at) = uint4{out[c][0], out[c][1], out[c][2], out[c][3]};
+        else
+            *reinterpret_cast<uint2*>(at) = uint2{out[c][0], out[c][1]};
+    }
 }
 
 } // namespace moe::cuda

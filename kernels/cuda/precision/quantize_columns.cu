@@ -1,36 +1,27 @@
 // Columns of routed rows in E4M3, or of rows in E5M2: blocks of 128 rows of a group, transposed, with a scale for each
-// column of a block.
-//
-// A block of threads holds 128 rows x 128 columns. Each thread has 16 neighbouring elements of four rows; what it needs
-// of the others is the largest magnitude of each column, which it finds in its warp and then in shared memory.
+// column of a block; of rows as they lie, or of those that are copies of tokens.
 #include "kernels/cuda/families.hpp"
-#include "kernels/cuda/precision/fp8_square.cuh"
-#include "kernels/cuda/precision/row_blocks.cuh"
-
-#include <type_traits>
+#include "kernels/cuda/precision/column_square.cuh"
 
 namespace moe::cuda {
 namespace {
 
-constexpr int passes = scale_block / square_rows;
-constexpr int tiles_together = 4; // squares side by side that a block of threads computes
-constexpr int words = Values::words;
+constexpr int tiles_together = 8; // squares side by side that a block of threads goes through
 
-// The rows of block `index`; a whole warp asks at once.
-__device__ RowBlock block_at(const FilledRows& s, const std::int32_t* counts, std::int64_t index) {
-    return counts == nullptr ? block_of_runs<scale_block>(s.rows, s.rows, index)
-                             : block_of_groups<scale_block>(counts, s.groups, s.rows, index);
-}
+// Where a thread's elements lie in every row, and the scale of their block.
+struct Place {
+    int cols, scales; // of a row
+    int col, tile;
+};
 
-// Sources of a thread's 16 elements, which are BF16 in what follows.
+// Sources of a thread's 16 elements, which are BF16 in what follows; of a row it holds its number there.
 template <class T>
 struct WideRows {
     const T* x;
     static constexpr bool e5m2 = false;
     using Raw = Values;
-    __device__ Raw take(std::int64_t row, std::int64_t cols, std::int64_t col) const {
-        return values_at(x + row * cols + col);
-    }
+    __device__ int number(std::int64_t row) const { return static_cast<int>(row); }
+    __device__ Raw take(int number, Place at) const { return values_at(x + std::int64_t{number} * at.cols + at.col); }
     __device__ static Values widen(const Raw& raw) { return raw; }
 };
 template <bool wide>
@@ -41,144 +32,65 @@ struct LowRows {
         uint4 bytes{};
         float scale = 0.0f;
     };
-    __device__ Raw take(std::int64_t row, std::int64_t cols, std::int64_t col) const {
-        return {*reinterpret_cast<const uint4*>(q.data + row * cols + col),
-                q.scale[row * ceil_div(cols, std::int64_t{scale_block}) + col / scale_block]};
+    __device__ int number(std::int64_t row) const { return static_cast<int>(row); }
+    __device__ Raw take(int number, Place at) const {
+        return {*reinterpret_cast<const uint4*>(q.data + std::int64_t{number} * at.cols + at.col),
+                q.scale[std::int64_t{number} * at.scales + at.tile]};
     }
-    __device__ static Values widen(const Raw& raw) {
-        const unsigned word[] = {raw.bytes.x, raw.bytes.y, raw.bytes.z, raw.bytes.w};
-        float value[square_pack];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) widen_four<wide>(word[i], raw.scale, value + 4 * i);
-        return Access<__nv_bfloat16, square_pack>::pack(value);
-    }
+    __device__ static Values widen(const Raw& raw) { return widened<wide>(raw.bytes, raw.scale); }
+};
+// Rows that are copies of tokens.
+template <bool wide>
+struct CopiedRows : LowRows<wide> {
+    const std::int32_t* token_of;
+    __device__ int number(std::int64_t row) const { return token_of[row]; }
 };
 
-struct Columns {
-    Square square;
-    uint4 largest[square_threads / warp_size][scale_block / 8]; // of every warp's rows: two columns in a word
-    float inverse[scale_block];
-};
-
-// The largest magnitudes of the square's columns, as far as this warp has its rows.
-__device__ void put_largest(Columns& shared, const Values (&values)[passes]) {
-    unsigned word[words];
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-        word[i] = 0;
-#pragma unroll
-        for (int p = 0; p < passes; ++p) word[i] = __vmaxu2(word[i], values[p].word[i] & 0x7fff7fffu);
-#pragma unroll
-        for (int offset = sharers; offset < warp_size; offset *= 2)
-            word[i] = __vmaxu2(word[i], __shfl_xor_sync(all_lanes, word[i], offset));
-    }
-    const int lane = lane_of_warp();
-    if (lane >= sharers) return;
-#pragma unroll
-    for (int i = 0; i < words / 4; ++i)
-        shared.largest[threadIdx.x / warp_size][lane * (words / 4) + i] =
-            uint4{word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]};
-}
-
-// Two columns of each of the first 64 threads.
-template <bool e5m2>
-__device__ void put_scales(Columns& shared, float* scale, int cols) {
-    const int pair = static_cast<int>(threadIdx.x);
-    if (pair >= scale_block / 2 || 2 * pair >= cols) return;
-    unsigned both = 0;
-#pragma unroll
-    for (const auto& of_warp : shared.largest) both = __vmaxu2(both, reinterpret_cast<const unsigned*>(of_warp)[pair]);
-    const auto scale_of = [](unsigned largest) { return e5m2 ? e5m2_block(largest) : BlockScale(largest); };
-    const BlockScale low = scale_of(both << 16), high = scale_of(both & 0xffff0000u);
-    *reinterpret_cast<float2*>(scale + 2 * pair) = float2{low.scale, high.scale};
-    *reinterpret_cast<float2*>(shared.inverse + 2 * pair) = float2{low.inverse, high.inverse};
-}
-
-template <bool e5m2>
-__device__ uint4 rounded_by_columns(const Values& x, const float (&inverse)[square_pack]) {
-    constexpr auto kind = e5m2 ? __NV_E5M2 : __NV_E4M3;
-    unsigned word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        word[i] = 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int j = 4 * i + 2 * half;
-            const float2 two{x[j] * inverse[j], x[j + 1] * inverse[j + 1]};
-            word[i] |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, kind)) << 16 * half;
-        }
-    }
-    return {word[0], word[1], word[2], word[3]};
-}
-
-// The thread's part of the block of rows' scales is that of `quantize_rows`: 128 columns of a row.
-__device__ void put_row(Fp8Rows q, std::int64_t row, std::int64_t cols, std::int64_t col, bool within,
-                        const Values& x) {
-    unsigned largest = largest_of(x);
-#pragma unroll
-    for (int offset = sharers / 2; offset > 0; offset /= 2)
-        largest = max(largest, __shfl_xor_sync(all_lanes, largest, offset));
-    if (!within) return;
-    const BlockScale block(largest);
-    *reinterpret_cast<uint4*>(q.data + row * cols + col) = rounded(x, block.inverse);
-    if (col % scale_block == 0)
-        q.scale[row * ceil_div(cols, std::int64_t{scale_block}) + col / scale_block] = block.scale;
-}
-
-// Where two blocks of threads are all that a multiprocessor holds, or a square has few bytes, the next square is on its
-// way while the present one is computed.
+// `both`: the rows are quantized, too. The next square is on its way while the present one is written.
 template <bool both, class Source>
-constexpr bool reads_ahead = both || !std::is_same_v<typename Source::Raw, Values>;
-
-// `both`: the rows are quantized, too.
-template <bool both, class Source>
-__global__ void __launch_bounds__(square_threads, reads_ahead<both, Source> ? 2 : 3)
+__global__ void __launch_bounds__(square_threads, 2)
     columns_kernel(FilledRows s, Source x, const std::int32_t* counts, Fp8Rows q, Fp8Columns to) {
-    __shared__ Columns shared;
-    const std::int64_t index = blockIdx.x, across = ceil_div(s.cols, std::int64_t{scale_block});
-    const RowBlock block = block_at(s, counts, index);
+    __shared__ Columns<square_threads> shared;
+    constexpr int passes = Shares<square_threads>::passes, rows = Shares<square_threads>::rows;
+    const std::int64_t index = blockIdx.x;
+    const RowBlock block = block_at(counts, s.groups, s.rows, index);
     if (block.rows == 0) return;
-    const int pack = static_cast<int>(threadIdx.x) % sharers, top = static_cast<int>(threadIdx.x) / sharers;
-    typename Source::Raw raw[passes];
-    const auto take = [&](std::int64_t col) {
+    const int cols = static_cast<int>(s.cols), across = ceil_div(cols, static_cast<int>(scale_block)),
+              pack = static_cast<int>(threadIdx.x) % sharers, top = static_cast<int>(threadIdx.x) / sharers;
+    const auto there = [&](int p) { return p * rows + top < block.rows; };
+    int number[passes] = {};
 #pragma unroll
-        for (int p = 0; p < passes; ++p) {
-            const bool within = p * square_rows + top < block.rows && col < s.cols;
-            raw[p] = within ? x.take(block.first + p * square_rows + top, s.cols, col) : typename Source::Raw{};
-        }
+    for (int p = 0; p < passes; ++p)
+        if (there(p)) number[p] = x.number(block.first + p * rows + top);
+    typename Source::Raw raw[passes];
+    const auto take = [&](int tile) {
+        const int col = tile * scale_block + pack * square_pack;
+#pragma unroll
+        for (int p = 0; p < passes; ++p)
+            raw[p] = col < cols && there(p) ? x.take(number[p], {cols, across, col, tile}) : typename Source::Raw{};
     };
-    for (std::int64_t tile = blockIdx.y; tile < across; tile += gridDim.y) {
-        const std::int64_t first_col = tile * scale_block, col = first_col + pack * square_pack;
-        const int cols = static_cast<int>(min(std::int64_t{scale_block}, s.cols - first_col));
-        const auto within = [&](int p) { return p * square_rows + top < block.rows && col < s.cols; };
-        if (!reads_ahead<both, Source> || tile == blockIdx.y) take(col);
+    const int step = static_cast<int>(gridDim.y), begin = static_cast<int>(blockIdx.y);
+    take(begin);
+    for (int tile = begin; tile < across; tile += step) {
+        const int first = tile * scale_block, col = first + pack * square_pack;
+        const auto within = [&](int p) { return there(p) && col < cols; };
         Values values[passes];
 #pragma unroll
         for (int p = 0; p < passes; ++p) values[p] = Source::widen(raw[p]);
-        if constexpr (reads_ahead<both, Source>) take(col + gridDim.y * scale_block);
-        put_largest(shared, values);
-        __syncthreads();
-        put_scales<Source::e5m2>(shared, to.scale + index * s.cols + first_col, cols);
-        if constexpr (both) {
+        const std::int64_t at = index * cols + first;
+        put_columns<Source::e5m2>(
+            shared, values, ColumnTarget{to.data + at * scale_block, to.scale + at, cols - first}, within,
+            [&] {
+                if constexpr (both) {
+                    const std::int64_t row = block.first + top;
+                    const Fp8Rows to_row{q.data + row * cols + col, q.scale + row * across + tile};
 #pragma unroll
-            for (int p = 0; p < passes; ++p)
-                put_row(q, block.first + p * square_rows + top, s.cols, col, within(p), values[p]);
-        }
-        __syncthreads();
-        float inverse[square_pack];
-#pragma unroll
-        for (int i = 0; i < square_pack / 4; ++i) {
-            const float4 four = reinterpret_cast<const float4*>(shared.inverse)[pack * (square_pack / 4) + i];
-            inverse[4 * i] = four.x, inverse[4 * i + 1] = four.y, inverse[4 * i + 2] = four.z;
-            inverse[4 * i + 3] = four.w;
-        }
-#pragma unroll
-        for (int p = 0; p < passes; ++p)
-            shared.square.at(p * square_rows + top, pack) =
-                within(p) ? rounded_by_columns<Source::e5m2>(values[p], inverse) : uint4{};
-        __syncthreads();
-        put_transposed(shared.square, to.data + (index * s.cols + first_col) * scale_block, scale_block, scale_block,
-                       cols);
+                    for (int p = 0; p < passes; ++p)
+                        put_row({to_row.data + p * rows * cols, to_row.scale + p * rows * across}, within(p),
+                                values[p]);
+                }
+            },
+            [&] { take(tile + step); });
     }
 }
 
@@ -208,11 +120,31 @@ void requantize_columns(const FilledRows& s, Fp8Rows q, const std::int32_t* coun
            : launch<false>(s, LowRows<false>{q}, counts, {}, columns, stream);
 }
 
+constexpr int inverting_threads = 256;
+__global__ void __launch_bounds__(inverting_threads)
+    invert_kernel(std::int64_t copies, int top_k, const std::int32_t* row_of, std::int32_t* token_of) {
+    const std::int64_t copy = std::int64_t{blockIdx.x} * inverting_threads + threadIdx.x;
+    if (copy < copies && row_of[copy] >= 0) token_of[row_of[copy]] = static_cast<std::int32_t>(copy / top_k);
+}
+
+void permute_columns(const PermuteShape& p, const FilledRows& s, Fp8Rows tokens, const std::int32_t* row_of,
+                     const std::int32_t* counts, std::int32_t* token_of, Fp8Columns columns, void* stream) {
+    const std::int64_t copies = p.tokens * p.top_k;
+    if (copies <= 0 || s.rows <= 0 || s.cols <= 0) return;
+    demand_packs("permute_columns", {tokens.data, columns.data, columns.scale}, square_pack, s.cols);
+    invert_kernel<<<blocks_for(copies, inverting_threads), inverting_threads, 0, stream_of(stream)>>>(copies, p.top_k,
+                                                                                                      row_of, token_of);
+    CUDA_CHECK(cudaGetLastError());
+    s.e5m2 ? launch<false>(s, CopiedRows<true>{{tokens}, token_of}, counts, {}, columns, stream)
+           : launch<false>(s, CopiedRows<false>{{tokens}, token_of}, counts, {}, columns, stream);
+}
+
 } // namespace
 
 void add_quantize_columns(Kernels& table) {
     table.quantize_columns = quantize_columns;
     table.requantize_columns = requantize_columns;
+    table.permute_columns = permute_columns;
 }
 
 } // namespace moe::cuda

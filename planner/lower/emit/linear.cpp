@@ -194,17 +194,6 @@ Quantized quantize_gradient(Builder& b, const Linear& linear, program::TensorId 
     return q;
 }
 
-// What the columns of x need.
-program::TensorId column_tensor(Builder& b, program::TensorId x, const std::string& name, program::TensorId counts,
-                                int pieces) {
-    const program::Tensor shape = b.at(x);
-    const std::int64_t groups = counts == program::no_tensor ? 1 : b.at(counts).rows;
-    const std::int64_t rows = pieces * program::rows_in_blocks(shape.rows / pieces, groups);
-    const double expected = pieces * program::expected_in_blocks(shape.expected_rows / pieces, groups);
-    return b.tensor(name + ".column", program::Dtype::fp8_columns, rows, shape.cols,
-                    std::min(expected, static_cast<double>(rows)));
-}
-
 } // namespace
 
 Quantized quantize(Builder& b, program::TensorId x, const std::string& name, const std::string& linear, bool row,
@@ -230,7 +219,7 @@ Quantized quantize(Builder& b, program::TensorId x, const std::string& name, con
             if (row) b.emit(program::OpKind::quantize, {x, counts}, {low});
             return {low, x};
         }
-        const program::TensorId turned = column_tensor(b, x, name, counts, 1);
+        const program::TensorId turned = column_tensor(b, shape, name, counts);
         b.emit(program::OpKind::quantize, {x, counts}, {low, turned}, program::ColumnBlocksAttr{});
         return {low, turned};
     }
@@ -257,9 +246,18 @@ program::TensorId dequantize(Builder& b, program::TensorId x, const std::string&
     return wide;
 }
 
+program::TensorId column_tensor(Builder& b, const program::Tensor& shape, const std::string& name,
+                                program::TensorId counts, int pieces) {
+    const std::int64_t groups = counts == program::no_tensor ? 1 : b.at(counts).rows, cols = shape.cols;
+    const std::int64_t rows = pieces * program::rows_in_blocks(shape.rows / pieces, groups);
+    const double expected = pieces * program::expected_in_blocks(shape.expected_rows / pieces, groups);
+    return b.tensor(name + ".column", program::Dtype::fp8_columns, rows, cols,
+                    std::min(expected, static_cast<double>(rows)));
+}
+
 program::TensorId columns(Builder& b, program::TensorId x, const std::string& name, bool e5m2, program::TensorId counts,
                           int pieces) {
-    const program::TensorId turned = column_tensor(b, x, name, counts, pieces);
+    const program::TensorId turned = column_tensor(b, b.at(x), name, counts, pieces);
     b.emit(program::OpKind::quantize, {x, counts}, {program::no_tensor, turned},
            program::ColumnBlocksAttr{pieces, e5m2});
     return turned;

@@ -23,6 +23,9 @@ bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 // A row-wise copy in the activation precision.
 program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name,
                              program::TensorId counts = program::no_tensor);
+// The tensor of a column-wise copy of rows of this shape, of so many pieces of them.
+program::TensorId column_tensor(Builder& b, const program::Tensor& shape, const std::string& name,
+                                program::TensorId counts = program::no_tensor, int pieces = 1);
 // For wgrad in FP8 where copies are kept row-wise alone: the column-wise copy of x, which may be a row-wise one, of so
 // many pieces of its rows. `e5m2`: it is a row-wise gradient with one scale.
 program::TensorId columns(Builder& b, program::TensorId x, const std::string& name, bool e5m2,

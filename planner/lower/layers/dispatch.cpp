@@ -133,13 +133,34 @@ program::TensorId MoeLayer::quantized_tokens(emit::Builder& b, program::TensorId
     return tokens;
 }
 
-program::TensorId MoeLayer::permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr,
-                                        const std::string& name) {
+program::PermuteAttr MoeLayer::permute_attr(const emit::Builder& b) const {
+    return {b.local_tokens(), width(), moe_.top_k, moe_.experts, false, false, padded(b)};
+}
+
+MoeLayer::Rows MoeLayer::permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr,
+                                     const std::string& name) {
     const program::TensorId tokens = quantized_tokens(b, x, name);
-    if (b.phase == program::Phase::forward) tokens_low_ = tokens;
-    const program::TensorId rows = b.tensor(name + ".low", b.at(tokens).dtype, sent_rows(b), attr.cols);
-    b.emit(program::OpKind::permute, {tokens, row_of_}, {rows}, attr);
-    return rows;
+    const bool forward = b.phase == program::Phase::forward;
+    if (forward) tokens_low_ = tokens;
+    Rows out;
+    out.low = b.tensor(name + ".low", b.at(tokens).dtype, sent_rows(b), attr.cols);
+    if (!forward && b.plan().fp8_wgrad && b.trains(fc2_) && attr.padded == 0)
+        out.columns = permute_columns(b, tokens, out.low, name);
+    else
+        b.emit(program::OpKind::permute, {tokens, row_of_}, {out.low}, attr);
+    return out;
+}
+
+program::TensorId MoeLayer::permute_columns(emit::Builder& b, program::TensorId tokens, program::TensorId rows,
+                                            const std::string& name) {
+    program::PermuteAttr attr = permute_attr(b);
+    attr.e5m2 = b.plan().experts() == machine::Precision::fp8_tensor && b.phase == program::Phase::dgrad;
+    program::Tensor shape = b.at(tokens);
+    shape.rows = sent_rows(b), shape.expected_rows = static_cast<double>(shape.rows);
+    const program::TensorId columns = emit::column_tensor(b, shape, name, counts_),
+                            token_of = b.tensor(name + ".token_of", program::Dtype::i32, shape.rows, 1);
+    b.emit(program::OpKind::permute, {tokens, row_of_, counts_}, {rows, columns, token_of}, attr);
+    return columns;
 }
 
 MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program::TensorId weight,
@@ -148,8 +169,8 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
     const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = width();
     const bool forward = weight != program::no_tensor;
     b.module = forward ? program::Module::dispatch : program::Module::combine;
-    const program::PermuteAttr whole{tokens, h, moe_.top_k, moe_.experts, false, false, padded(b)},
-        single{tokens, 1, moe_.top_k, moe_.experts, true, false, padded(b)};
+    const program::PermuteAttr whole = permute_attr(b),
+                               single{tokens, 1, moe_.top_k, moe_.experts, true, false, padded(b)};
     if (forward) {
         program::TensorId counts = b.tensor("expert_counts", program::Dtype::i32, moe_.experts, 1);
         row_of_ = b.tensor("row_of", program::Dtype::i32, copies, 1);
@@ -197,10 +218,11 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
         b.emit(program::OpKind::sort_rows, {rows, all_counts_}, {sorted}, attr);
         return {sorted, probs};
     }
-    program::TensorId rows = program::no_tensor, low = program::no_tensor, probs = program::no_tensor;
-    if (quantizes_tokens(b)) low = permute_low(b, x, whole, name);
+    Rows out;
+    if (quantizes_tokens(b)) out = permute_low(b, x, whole, name);
+    program::TensorId &rows = out.rows, &probs = out.probs;
     // What wgrad in BF16 reads of a gradient is not quantized, nor what a bias adds up.
-    if (low == program::no_tensor || (!forward && (!b.fp8_wgrad() || moe_.expert_bias))) {
+    if (out.low == program::no_tensor || (!forward && (!plan.fp8_wgrad || moe_.expert_bias))) {
         rows = b.activation(name + ".permuted", sent_rows(b), h);
         b.emit(program::OpKind::permute, {x, row_of_}, {rows}, whole);
     }
@@ -212,7 +234,7 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
         rows = move_rows(b, rows, false, name);
         if (forward) probs = move_rows(b, probs, false, "probs");
     }
-    return {rows, probs, low};
+    return out;
 }
 
 MoeLayer::Rows MoeLayer::combine(emit::Builder& b, Rows rows, const std::string& name) {

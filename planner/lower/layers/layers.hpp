@@ -215,9 +215,11 @@ public:
     program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
-    // low: the rows quantized, where tokens were before they became rows; then `rows` may be none.
+    // low: the rows quantized, where tokens were before they became rows; then `rows` may be none. columns: of these,
+    // where wgrad reads them and they were written with the rows.
     struct Rows {
-        program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor;
+        program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor,
+                          columns = program::no_tensor;
     };
     void route(emit::Builder& b, program::TensorId normed);
     // x times the noise of this step, and likewise the gradient on its way back; x itself where there is none.
@@ -273,8 +275,11 @@ private:
     program::TensorId input_factor(emit::Builder& b);
     bool quantizes_tokens(const emit::Builder& b) const;
     program::TensorId quantized_tokens(emit::Builder& b, program::TensorId x, const std::string& name);
-    program::TensorId permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr,
-                                  const std::string& name);
+    Rows permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr, const std::string& name);
+    // Columns of rows that are copies of quantized tokens, beside these rows where they are given.
+    program::TensorId permute_columns(emit::Builder& b, program::TensorId tokens, program::TensorId rows,
+                                      const std::string& name);
+    program::PermuteAttr permute_attr(const emit::Builder& b) const; // of this rank's tokens
     program::TensorId gather_counts(emit::Builder& b, program::TensorId counts) const;
     program::TensorId move_rows(emit::Builder& b, program::TensorId rows, bool back, const std::string& name);
     double arriving_rows(const emit::Builder& b) const;

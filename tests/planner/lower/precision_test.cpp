@@ -101,9 +101,10 @@ TEST_CASE("experts may stay in BF16 beside MXFP8 linears, or the reverse") {
 
 namespace {
 
-// Rows of one layer that ops of our blockwise FP8 quantize, by their results, and others leave or read in FP8.
+// Rows of one layer that ops of our blockwise FP8 quantize, by their results, and others leave or read in FP8; tensors
+// of columns that others leave.
 struct LowRows {
-    std::int64_t rows = 0, columns = 0, both = 0, widened = 0, moved = 0, written = 0;
+    std::int64_t rows = 0, columns = 0, both = 0, widened = 0, moved = 0, written = 0, turned = 0;
 };
 
 LowRows low_rows(const program::Program& program, int layer) {
@@ -120,10 +121,15 @@ LowRows low_rows(const program::Program& program, int layer) {
             }
             if (op.kind == program::OpKind::dequantize) out.widened += tensor(op.in[0]).rows;
             if (op.kind == program::OpKind::permute && tensor(op.in[0]).dtype == program::Dtype::fp8_block)
-                out.moved += tensor(op.out[0]).rows;
-            if (op.kind == program::OpKind::activation || op.kind == program::OpKind::activation_grad)
-                out.written +=
-                    tensor(op.out.back()).dtype == program::Dtype::fp8_block ? tensor(op.out.back()).rows : 0;
+                out.moved += tensor(op.out.back()).rows;
+            const bool activates =
+                op.kind == program::OpKind::activation || op.kind == program::OpKind::activation_grad;
+            if (!activates && op.kind != program::OpKind::permute) continue;
+            for (const program::TensorId id : op.out) {
+                if (id == program::no_tensor) continue;
+                if (activates && tensor(id).dtype == program::Dtype::fp8_block) out.written += tensor(id).rows;
+                out.turned += tensor(id).dtype == program::Dtype::fp8_columns;
+            }
         }
     return out;
 }
@@ -141,7 +147,7 @@ TEST_CASE(
     CHECK(got.widened == 2 * plan.seq); // what the projection of query, key and value reads, and the experts
     CHECK(got.moved == 2 * 8 * plan.seq);
     CHECK(got.written == 2 * 8 * plan.seq);
-    CHECK(got.columns + got.both == 0);
+    CHECK(got.columns + got.both + got.turned == 0);
     // Rows are quantized where they arrive, with experts elsewhere.
     plan.gpus = plan.dp = plan.ep = 2;
     plan.gbs = 2;
@@ -163,9 +169,9 @@ TEST_CASE("wgrad in FP8 reads columns of its own blocks, made in the backward, a
     const LowRows got = low_rows(program, 7);
     // Inputs of both projections of attention, tokens before and gradients behind the experts.
     CHECK(got.rows == (2 + 2) * plan.seq);
-    CHECK(got.both == 2 * plan.seq); // output gradients of both projections
-    // What these read, and of both products of the experts operands and output gradients.
-    CHECK(got.columns == (2 + 4 * 8) * plan.seq);
+    CHECK(got.both == 2 * plan.seq);    // output gradients of both projections
+    CHECK(got.columns == 2 * plan.seq); // what these read
+    CHECK(got.turned == 4); // of both products of the experts operands and output gradients, as they are made
     CHECK(got.widened == 0);
     CHECK(got.moved == 3 * 8 * plan.seq); // rows, gradients, and rows again
     CHECK(got.written == 2 * 8 * plan.seq);

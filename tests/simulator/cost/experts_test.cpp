@@ -200,3 +200,37 @@ TEST_CASE("HybridEP pays for each row that it sends over NVLink, twice as much w
     check("bridge-26.08", 32.0);
     check("mlm-moe-recipes", 16.0);
 }
+
+TEST_CASE("columns of permuted tokens, where no profile has their calls: rows, and columns by a pass of their own") {
+    const std::int64_t tokens = 8192, cols = 2048, rows = 8 * tokens;
+    moe::program::Program program;
+    const auto tensor = [&](std::int64_t of, moe::program::Dtype dtype) {
+        moe::program::Tensor t;
+        t.dtype = dtype, t.rows = of, t.cols = cols, t.expected_rows = static_cast<double>(of);
+        program.tensors.push_back(t);
+        return static_cast<moe::program::TensorId>(program.tensors.size() - 1);
+    };
+    using moe::program::Dtype;
+    const auto from = tensor(tokens, Dtype::fp8_block), places = tensor(rows, Dtype::i32);
+    const auto moved = tensor(rows, Dtype::fp8_block), columns = tensor(rows, Dtype::fp8_columns);
+    const Priced priced("", moe::machine::load_hardware("h200-measured"));
+    const auto seconds = [&](moe::program::Op op) {
+        for (const moe::program::Operands* side : {&op.in, &op.out})
+            for (const moe::program::TensorId id : *side)
+                if (id != moe::program::no_tensor && id != places)
+                    op.bytes += program.tensors[static_cast<std::size_t>(id)].expected_bytes();
+        return priced(op, program).device;
+    };
+    moe::program::Op permute;
+    permute.kind = OpKind::permute;
+    permute.attr = moe::program::PermuteAttr{tokens, cols, 8, 128};
+    permute.in = {from, places}, permute.out = {moved};
+    moe::program::Op both = permute, alone = permute, pass;
+    both.out = {moved, columns}, alone.out = {moe::program::no_tensor, columns};
+    pass.kind = OpKind::quantize;
+    pass.attr = moe::program::ColumnBlocksAttr{};
+    pass.in = {columns}, pass.out = {moe::program::no_tensor, columns};
+    CHECK(seconds(alone) == nearly(seconds(pass)));
+    CHECK(seconds(both) == nearly(seconds(permute) + seconds(pass)));
+    CHECK(seconds(pass) > seconds(permute)); // columns are not had for the price of rows
+}
