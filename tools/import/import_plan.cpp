@@ -264,7 +264,7 @@ Import import_plan(const ImportRequest& request) {
     if (request.files.empty()) refuse("import: no file is given");
     if (!request.from.empty()) load_reader_table(request.from); // load_reader_table() says which there are.
     SettingsFile file = read_settings(request.files, request.from, request.alone);
-    const ReaderTable reader = load_reader_table(file.format);
+    ReaderTable reader = load_reader_table(file.format);
     const EngineTable table = load_engine_table(reader.engine);
     Import import;
     import.format = file.format;

@@ -124,6 +124,15 @@ void read_lists(ReaderTable& table, const Members& members) {
         const Members one(item, members.place() + ": frequencies");
         table.frequencies.push_back({one.text("setting"), one.text("layers"), one.text("marks")});
     }
+    for (const Json& item : members.list("cautions")) {
+        const Members one(item, members.place() + ": cautions");
+        table.cautions.push_back({one.text("setting"), one.text("value"), one.text("says")});
+    }
+    for (const auto& [name, item] : members.object("programs").items()) {
+        const Members one(item, members.place() + ": programs: " + name);
+        table.programs[name] = {texts_in(one, "defaults"), texts_in(one, "names"), texts_in(one, "absent"),
+                                one.texts("harmless")};
+    }
     for (const Json& item : members.list("same")) {
         std::vector<std::string>& group = table.same.emplace_back();
         for (const Json& value : item.is_array() ? item : Json::array({item})) {

@@ -48,6 +48,19 @@ struct StageNames {
     std::string pattern; // letters of a hybrid's layers, with a bar between stages
 };
 
+// A program that hands its settings to the engine under the names that the engine's program has for them.
+struct Program {
+    std::map<std::string, std::string> defaults; // where they are others than the engine's
+    std::map<std::string, std::string> names;    // settings, and what the engine's program calls them
+    std::map<std::string, std::string> absent;   // settings, and the value that is as good as not set
+    std::vector<std::string> harmless;           // patterns of the engine's names of harmless settings
+};
+
+// What a setting of a value that fits the pattern does, and no plan can say.
+struct Caution {
+    std::string setting, value, says; // setting: a pattern
+};
+
 struct ReaderTable {
     std::string format;                                       // "megatron-lm"
     std::string engine;                                       // engine whose table of words it reads: "megatron-core"
@@ -69,6 +82,8 @@ struct ReaderTable {
     // "no SETTING": one that switches off what the name says.
     std::map<std::string, std::string> dumped;
     std::map<std::string, std::string> dumped_defaults; // values that such a list has where nobody set any
+    std::map<std::string, Program> programs;
+    std::vector<Caution> cautions;
     StageNames stages;
     std::vector<std::string> names;  // settings that name a model as it is published, where no recipe is the model
     std::vector<std::string> recipe; // settings whose values, joined by /, name a model of the engine's table

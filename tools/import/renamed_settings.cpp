@@ -2,7 +2,9 @@
 #include "tools/import/renamed_settings.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 #include "tools/import/phrases.hpp"
+#include "tools/import/readers/bash_test.hpp"
 
 #include <algorithm>
 
@@ -20,10 +22,10 @@ bool is_usual(const Setting& setting, const ReaderTable& reader) {
 
 // Settings by the engine's names in place of its program's. What is off, empty or at its default is as good as not
 // set.
-void name_dumped(SettingsFile& file, const ReaderTable& reader) {
+void name_as_options(SettingsFile& file, const ReaderTable& reader) {
     std::vector<Setting> named;
     for (Setting& setting : file.settings) {
-        if (!setting.dumped) {
+        if (!setting.named && !setting.dumped) {
             named.push_back(std::move(setting));
             continue;
         }
@@ -46,6 +48,35 @@ void name_dumped(SettingsFile& file, const ReaderTable& reader) {
     file.settings = std::move(named);
 }
 
+// The settings of a program between the file and the engine become those that it hands over.
+void take_program(SettingsFile& file, const Program& program) {
+    SettingsFile handed;
+    for (const auto& [name, value] : program.defaults) {
+        Setting usual{name, {}, "", 0, true, true};
+        if (value != "true") usual.values.push_back(value);
+        handed.set(std::move(usual));
+    }
+    for (Setting& setting : file.settings) {
+        const auto absent = program.absent.find(setting.name);
+        if (absent != program.absent.end() && setting.values == std::vector{absent->second}) setting.values = {"false"};
+        const auto name = program.names.find(setting.name);
+        if (setting.named && name != program.names.end()) setting.name = name->second;
+        handed.set(std::move(setting));
+    }
+    file.settings = std::move(handed.settings);
+}
+
+void caution(const SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
+    for (const Caution& one : reader.cautions)
+        for (const Setting& setting : file.settings) {
+            const std::string value = setting.text();
+            if (!matches_pattern(setting.name, one.setting) || !matches_pattern(value, one.value)) continue;
+            findings.push_back({Severity::warning, setting.name,
+                                fmt::format("{}: {} {}: {}", setting.place(), setting.name, shown(value), one.says)});
+            break;
+        }
+}
+
 // Settings that no plan can say are read as those that take the same time and memory.
 void read_as_others(SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
     for (Setting& setting : file.settings) {
@@ -60,8 +91,14 @@ void read_as_others(SettingsFile& file, const ReaderTable& reader, std::vector<F
 
 } // namespace
 
-void rename_settings(SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
-    name_dumped(file, reader);
+void rename_settings(SettingsFile& file, ReaderTable& reader, std::vector<Finding>& findings) {
+    if (const auto program = reader.programs.find(file.program); program != reader.programs.end()) {
+        take_program(file, program->second);
+        const std::vector<std::string>& harmless = program->second.harmless;
+        reader.harmless.insert(reader.harmless.end(), harmless.begin(), harmless.end());
+    }
+    name_as_options(file, reader);
+    caution(file, reader, findings);
     read_as_others(file, reader, findings);
 }
 

@@ -32,6 +32,7 @@ void lay_over(SettingsFile& all, SettingsFile next) {
     for (Setting& setting : next.settings) all.set(std::move(setting));
     for (const auto& [name, value] : next.environment) all.environment[name] = value;
     for (Unread& unread : next.unread) all.unread.push_back(std::move(unread));
+    if (!next.program.empty()) all.program = next.program;
     if (!next.recipe.empty()) all.recipe = next.recipe;
     if (next.nodes > 0) all.nodes = next.nodes;
     if (next.processes > 0) all.processes = next.processes;

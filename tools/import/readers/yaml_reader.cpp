@@ -137,12 +137,17 @@ std::string format_of(const YAML::Node& root) {
 
 } // namespace
 
+void add_yaml(SettingsFile& into, const YAML::Node& node, const std::string& name, const std::string& file) {
+    Reader{into, file}.flatten(node, name, name.empty() ? 0 : 1);
+}
+
 SettingsFile read_yaml(const std::string& text, const std::string& file, BashValues& values) {
     SettingsFile result;
     Reader reader{result, file};
     try {
         const YAML::Node root = YAML::Load(text);
         if (!root.IsMap()) refuse("{}: must be a map of sections", file);
+        if (is_primus(root)) return read_primus(root, file, values);
         const YAML::Node args = root["ARGS"] ? root["ARGS"] : root["MODEL_ARGS"];
         for (const char* section : {"ENV_VARS", "env_vars"})
             if (root[section] && root[section].IsMap()) read_environment(reader, root[section], values);
