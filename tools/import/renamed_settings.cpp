@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "tools/import/lists.hpp"
 #include "tools/import/phrases.hpp"
 #include "tools/import/readers/bash_test.hpp"
 
@@ -57,8 +58,6 @@ void take_program(SettingsFile& file, const Program& program) {
         handed.set(std::move(usual));
     }
     for (Setting& setting : file.settings) {
-        const auto absent = program.absent.find(setting.name);
-        if (absent != program.absent.end() && setting.values == std::vector{absent->second}) setting.values = {"false"};
         const auto name = program.names.find(setting.name);
         if (setting.named && name != program.names.end()) setting.name = name->second;
         handed.set(std::move(setting));
@@ -66,26 +65,61 @@ void take_program(SettingsFile& file, const Program& program) {
     file.settings = std::move(handed.settings);
 }
 
-void caution(const SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
-    for (const Caution& one : reader.cautions)
-        for (const Setting& setting : file.settings) {
-            const std::string value = setting.text();
-            if (!matches_pattern(setting.name, one.setting) || !matches_pattern(value, one.value)) continue;
-            findings.push_back({Severity::warning, setting.name,
-                                fmt::format("{}: {} {}: {}", setting.place(), setting.name, shown(value), one.says)});
-            break;
+bool is_absent(const Setting& setting, const ReaderTable& reader) {
+    return std::any_of(reader.absent.begin(), reader.absent.end(), [&setting](const auto& one) {
+        return matches_pattern(setting.name, one.first) && setting.values == std::vector{one.second};
+    });
+}
+
+// Leaves out settings that are as good as not set, and words without effect.
+void leave_out(SettingsFile& file, const ReaderTable& reader) {
+    std::erase_if(file.settings, [&reader](const Setting& setting) { return is_absent(setting, reader); });
+    for (Setting& setting : file.settings)
+        if (const auto idle = reader.idle_words.find(setting.name); idle != reader.idle_words.end()) {
+            std::erase_if(setting.values,
+                          [&idle](const std::string& word) { return contains(idle->second, word); });
+            if (setting.values.empty()) setting.values.emplace_back("[]");
         }
 }
 
-// Settings that no plan can say are read as those that take the same time and memory.
+const Setting* find_caution(const SettingsFile& file, const Caution& one) {
+    if (!one.with.empty() && !file.has(one.with)) return nullptr;
+    const auto found = std::find_if(file.settings.begin(), file.settings.end(), [&one](const Setting& setting) {
+        return matches_pattern(setting.name, one.setting) && matches_pattern(setting.text(), one.value);
+    });
+    return found == file.settings.end() ? nullptr : &*found;
+}
+
+std::string warned(const Setting& setting, const std::string& says) {
+    if (setting.values.empty()) return fmt::format("{}: {}: {}", setting.place(), setting.name, says);
+    return fmt::format("{}: {} {}: {}", setting.place(), setting.name, shown(setting.text()), says);
+}
+
+void caution(const SettingsFile& file, ReaderTable& reader, std::vector<Finding>& findings) {
+    for (const Caution& one : reader.refused)
+        if (const Setting* setting = find_caution(file, one)) refuse("{}", warned(*setting, one.says));
+    for (const Caution& one : reader.cautions)
+        if (const Setting* setting = find_caution(file, one)) {
+            findings.push_back({Severity::warning, setting->name, warned(*setting, one.says)});
+            reader.harmless.push_back(one.setting); // It is told once.
+        }
+}
+
+// Settings that no plan can say are read as others.
 void read_as_others(SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
-    for (Setting& setting : file.settings) {
-        const auto other = reader.read_as.find(setting.name);
-        if (other == reader.read_as.end() || file.find(other->second) != nullptr) continue;
-        findings.push_back({Severity::warning, setting.name,
-                            fmt::format("{}: {} is read as {}, which takes the same time and memory", setting.place(),
-                                        setting.name, other->second)});
-        setting.name = other->second;
+    for (const StandIn& one : reader.read_as) {
+        const Setting* found = file.find(one.setting);
+        if (found == nullptr || !matches_pattern(found->text(), one.value)) continue;
+        const Setting setting = *found;
+        if (!one.with.empty() && !file.has(one.with)) continue;
+        std::erase_if(file.settings, [&one](const Setting& each) { return each.name == one.setting; });
+        for (const auto& [name, value] : one.as) {
+            Setting other{name, {}, setting.file, setting.line};
+            if (value != "on") other.values.push_back(value == "off" ? "false" : value);
+            file.set(std::move(other));
+        }
+        if (!one.says.empty())
+            findings.push_back({Severity::warning, setting.name, warned(setting, one.says)});
     }
 }
 
@@ -98,6 +132,7 @@ void rename_settings(SettingsFile& file, ReaderTable& reader, std::vector<Findin
         reader.harmless.insert(reader.harmless.end(), harmless.begin(), harmless.end());
     }
     name_as_options(file, reader);
+    leave_out(file, reader);
     caution(file, reader, findings);
     read_as_others(file, reader, findings);
 }

@@ -21,7 +21,7 @@ const char* swift =
 const char* primus = "modules:\n  pre_trainer:\n    framework: megatron\n    config: pre_trainer.yaml\n"
                      "    model: ${SIZE:mixtral_8x7B_v0.1}.yaml\n    overrides:\n"
                      "      expert_model_parallel_size: ${EXPERTS:8}\n      global_batch_size: 64\n"
-                     "      recompute_granularity: null\n      use_turbo_new: true\n";
+                     "      recompute_granularity: null\n      use_other_new: true\n";
 
 Json imported(const Folder& folder, const std::string& words) {
     return document(folder.run("moe-plan import " + words + " --hardware h100 --json"));
@@ -86,7 +86,7 @@ TEST_CASE("import: a configuration of Primus is read over the files that it name
     CHECK(plan["workload"]["gbs"] == 64);
     CHECK(plan["workload"]["seq"] == 4096);
     CHECK(plan["recompute"] == Json::array());
-    CHECK(unknown(read, "--use-turbo-new"));
+    CHECK(unknown(read, "--use-other-new"));
     CHECK_FALSE(unknown(read, "turbo-old")); // a default of the program
 
     folder.write("env.sh", "export EXPERTS=4\n");
@@ -103,4 +103,40 @@ TEST_CASE("import: a framework of Primus that is not read is refused with its li
     folder.write("run.yaml", "modules:\n  pre_trainer:\n    framework: maxtext\n    model: a.yaml\n");
     check_line(folder.run("moe-plan import run.yaml --hardware h100 --gpus 8"), 2,
                "run.yaml:3: framework: maxtext is not read");
+}
+
+TEST_CASE("import: Primus' torchtitan names its precision by converters, whose other settings are only defaults") {
+    const Folder folder;
+    const auto file = [&folder](const std::string& overrides) {
+        folder.write("run.yaml", "modules:\n  pre_trainer:\n    framework: torchtitan\n    overrides:\n"
+                                 "      quantize: {linear: {mx: {recipe_name: mxfp8_cublas}}}\n"
+                                 "      model: {name: llama3, flavor: 8B, converters: [primus_turbo" +
+                                     overrides);
+        return imported(folder, "run.yaml --gpus 8")["plan"];
+    };
+    const std::string rest = "]}\n      training: {local_batch_size: 2, global_batch_size: -1, seq_len: 8192}\n";
+    const Json plain = file(rest), fp8 = file(", quantize.linear.float8" + rest);
+    CHECK(plain["precision"] == "bf16");
+    CHECK(plain["workload"]["gbs"] == 16); // -1: one micro-batch of each rank
+    CHECK(fp8["precision"] == "fp8-tensor");
+    CHECK(file("]}\n      parallelism: {fsdp_reshard_after_forward: always}\n")["fsdp"] == true);
+}
+
+TEST_CASE("import: words for recomputation that stand for others") {
+    const Folder folder;
+    const auto recompute = [&folder](const std::string& words) {
+        folder.write("args.txt", "--use-mcore-models --bf16 --seq-length 4096 --micro-batch-size 1 " + words);
+        return imported(folder, "args.txt --model Mixtral-8x7B --gpus 8")["plan"]["recompute"];
+    };
+    CHECK(recompute("--recompute-activations") == Json::array({"core_attn"}));
+    CHECK(recompute("--checkpoint-activations") == Json::array({"full"}));
+    CHECK(recompute("--recompute-method uniform --recompute-num-layers 1") == Json::array());
+    CHECK(recompute("--recompute-granularity full --recompute-method block --recompute-num-layers 0") == Json::array());
+}
+
+TEST_CASE("import: a model of Mamba's layers by a ratio is refused, since no plan would have them") {
+    const Folder folder;
+    folder.write("run.yaml", "modules:\n  pre_trainer:\n    framework: megatron\n    overrides:\n"
+                             "      model_type: mamba\n      num_layers: 8\n      hidden_size: 1024\n");
+    check_line(folder.run("moe-plan import run.yaml --hardware h100 --gpus 8"), 2, "run.yaml:5: --model-type mamba");
 }

@@ -58,15 +58,18 @@ struct PrimusReader {
         }
     }
 
-    void add_base(const fs::path& path, int depth) {
+    // `stated`: the file has all settings of the program, most at their defaults, as those do that it extends.
+    void add_base(const fs::path& path, bool stated, int depth = 0) {
         if (depth > max_depth || ++files > most_files) refuse("{}: too many files under extends", path.string());
         YAML::Node root = YAML::Load(read_file(path.string(), max_file_bytes));
         if (root.IsNull()) return;
         if (!root.IsMap()) refuse("{}: must be a map of settings", path.string());
-        if (const YAML::Node below = root["extends"]; below && below.IsSequence())
-            for (const auto& name : below) add_base(path.parent_path() / text_of(name), depth + 1);
-        root.remove("extends");
-        if (root.size() > 0) add(root, path.string(), true);
+        for (const char* key : {"extends", "bases"}) {
+            if (const YAML::Node below = root[key]; below && below.IsSequence())
+                for (const auto& name : below) add_base(path.parent_path() / text_of(name), true, depth + 1);
+            root.remove(key);
+        }
+        if (root.size() > 0) add(root, path.string(), stated || depth > 0);
     }
 
     // Adds the file of that name in primus/configs/KIND/FRAMEWORK; where there is none the name is left unread.
@@ -76,7 +79,7 @@ struct PrimusReader {
         for (int above = 0; values.follows() && above < most_ancestors; ++above, folder = folder.parent_path()) {
             const fs::path path = folder / "primus" / "configs" / kind / framework / name;
             if (!fs::is_regular_file(path, none)) continue;
-            add_base(path, 0);
+            add_base(path, std::string_view(kind) == "modules");
             return true;
         }
         into.unread.push_back({name,

@@ -50,6 +50,8 @@ struct SettingsFile {
 
     const Setting* find(const std::string& name) const; // last setting of that name
     void set(Setting setting);                          // replaces an earlier setting of that name
+    // "SETTING": whether it is on; "SETTING=WORD": whether it has that word; "!" before either: whether not.
+    bool has(const std::string& words) const;
 };
 
 // The largest file that is read, and how many settings one may have.
