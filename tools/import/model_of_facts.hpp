@@ -26,4 +26,7 @@ void complete_facts(Facts& facts);
 model::Model model_of_facts(const Facts& facts, const Facts& likely, const ReaderTable& reader,
                             const std::string& place);
 
+// The named model with as many layers for multi-token prediction as the file trains.
+model::Model with_mtp_of(const Facts& facts, const model::Model& model, const std::string& place);
+
 } // namespace moe::tools

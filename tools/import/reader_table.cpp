@@ -114,6 +114,16 @@ std::vector<Caution> cautions_in(const Members& members, const char* member) {
     return all;
 }
 
+std::vector<StandIn> stand_ins_in(const Members& members) {
+    std::vector<StandIn> all;
+    for (const Json& item : members.list("read_as")) {
+        const Members one(item, members.place() + ": read_as");
+        all.push_back(
+            {one.text("setting"), one.text("value"), one.text_or("with"), texts_in(one, "as"), one.text_or("says")});
+    }
+    return all;
+}
+
 void read_lists(ReaderTable& table, const Members& members) {
     for (const Json& item : members.list("model")) {
         const Members one(item, members.place() + ": model");
@@ -136,18 +146,17 @@ void read_lists(ReaderTable& table, const Members& members) {
         const Members one(item, members.place() + ": frequencies");
         table.frequencies.push_back({one.text("setting"), one.text("layers"), one.text("marks")});
     }
-    for (const Json& item : members.list("read_as")) {
-        const Members one(item, members.place() + ": read_as");
-        table.read_as.push_back(
-            {one.text("setting"), one.text("value"), one.text_or("with"), texts_in(one, "as"), one.text_or("says")});
-    }
+    table.read_as = stand_ins_in(members);
     for (const auto& [name, item] : members.object("idle_words").items())
         table.idle_words[name] = members_of(item, members.place() + ": idle_words: " + name);
     table.cautions = cautions_in(members, "cautions");
     table.refused = cautions_in(members, "refused");
     for (const auto& [name, item] : members.object("programs").items()) {
         const Members one(item, members.place() + ": programs: " + name);
-        table.programs[name] = {texts_in(one, "defaults"), texts_in(one, "names"), one.texts("harmless")};
+        table.programs[name] = {cautions_in(one, "refused"), cautions_in(one, "cautions"), stand_ins_in(one),
+                                one.texts("sections"),       texts_in(one, "names"),       texts_in(one, "computed"),
+                                texts_in(one, "defaults"),   one.text_or("nodes"),         one.text_or("processes"),
+                                one.texts("harmless")};
     }
     for (const Json& item : members.list("same")) table.same.push_back(members_of(item, members.place() + ": same"));
 }

@@ -63,11 +63,16 @@ struct Caution {
     std::string with;                 // as in StandIn
 };
 
-// A program that hands its settings to the engine under the names that the engine's program has for them.
+// A program that hands settings to the engine, under the names that the engine's program has for them or its own.
 struct Program {
-    std::map<std::string, std::string> defaults; // where they are others than the engine's
-    std::map<std::string, std::string> names;    // settings, and what the engine's program calls them
-    std::vector<std::string> harmless;           // patterns of the engine's names of harmless settings
+    std::vector<Caution> refused, cautions; // as the table's, by the program's names
+    std::vector<StandIn> read_as;
+    std::vector<std::string> sections;           // sections in which settings have the engine's names
+    std::map<std::string, std::string> names;    // settings, and what the engine's program calls them; "no NAME"
+    std::map<std::string, std::string> computed; // the engine's settings as "A * B" or "A + B" of the program's
+    std::map<std::string, std::string> defaults; // by the engine's names, where they are others than the engine's
+    std::string nodes, processes;                // settings with the number of nodes, and of processes of each
+    std::vector<std::string> harmless;           // patterns of harmless settings' names
 };
 
 struct ReaderTable {
@@ -83,12 +88,12 @@ struct ReaderTable {
     std::vector<Beside> beside;
     // Patterns of settings that are asked for only beside others, in words of SettingsFile::has().
     std::map<std::string, std::string> asked_with;
-    std::vector<StandIn> read_as;                  // settings without a word in plans
-    std::map<std::string, std::string> absent;     // patterns of settings, and the value that is as good as not set
+    std::vector<StandIn> read_as;              // settings without a word in plans
+    std::map<std::string, std::string> absent; // patterns of settings, and the value that is as good as not set
     std::map<std::string, std::vector<std::string>> idle_words; // members of lists that change nothing
-    std::vector<std::string> weak;                 // settings that decide only where all others agree
-    std::vector<std::string> cosmetic;             // facts that change neither time nor memory
-    std::vector<std::vector<std::string>> same;    // values of one meaning
+    std::vector<std::string> weak;                              // settings that decide only where all others agree
+    std::vector<std::string> cosmetic;                          // facts that change neither time nor memory
+    std::vector<std::vector<std::string>> same;                 // values of one meaning
     std::vector<Frequency> frequencies;
     // Settings by the names that the program's own list of arguments has for them, where those are others than usual;
     // "no SETTING": one that switches off what the name says.

@@ -199,7 +199,7 @@ int Reading::disagreement(const plan::Plan& plan, const std::string& field, cons
             agree = usual ? same_values(would->second, *usual, reader_)
                           : same_values(would->second, off, reader_) || same_values(would->second, no, reader_);
         }
-        const bool weak = would != says.end() && reader_.is_weak(name);
+        const bool weak = reader_.is_weak(name);
         if (!agree)
             sum += name[0] == '$' || weak || contains(implied, name) ? hint
                    : contains(own, name)                             ? 2 * settled

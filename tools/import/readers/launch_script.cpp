@@ -39,7 +39,8 @@ bool starts_processes(const std::string& word) {
 
 // A module or program of an engine.
 bool trains(const std::string& word) {
-    return ends_with(word, ".py") || word == "torchtitan.train" || word == "nemo_automodel";
+    return ends_with(word, ".py") || word == "torchtitan.train" || word == "nemo_automodel" ||
+           word.starts_with("verl.");
 }
 
 std::size_t flags_of(const BashCommand& command) {
@@ -124,10 +125,6 @@ void take_swift(SettingsFile& into) {
         if (!flag_like(setting.name)) continue;
         setting.name.erase(0, 2);
         setting.named = true;
-        if (setting.values.size() != 1) continue;
-        const std::string value = setting.values[0];
-        if (value == "true" || value == "True") setting.values.clear();
-        if (value == "False") setting.values = {"false"};
     }
 }
 
@@ -263,6 +260,10 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
     if (const Setting* recipe = result.find("--recipe"); recipe != nullptr && recipe->values.size() == 1) {
         result.recipe = recipe->values[0];
         result.format = "megatron-bridge";
+    } else if (result.program.empty() && !program_of(result).empty()) {
+        fill_references(result);
+        result.program = program_of(result);
+        result.format = "megatron-lm";
     } else if (named("torchtitan") || result.find("--job.config_file") != nullptr) {
         result.format = "torchtitan";
     } else {

@@ -89,20 +89,6 @@ struct PrimusReader {
     }
 };
 
-// null is as good as not set; switches of Megatron-LM that are on have no value.
-void tidy(SettingsFile& file) {
-    std::erase_if(file.settings, [](const Setting& setting) {
-        return setting.values.size() == 1 && (setting.values[0] == "null" || setting.values[0] == "None");
-    });
-    for (Setting& setting : file.settings)
-        if (setting.named && setting.values.size() == 1) {
-            if (setting.values[0] == "true" || setting.values[0] == "True")
-                setting.values.clear();
-            else if (setting.values[0] == "False")
-                setting.values = {"false"};
-        }
-}
-
 std::size_t line_of(const YAML::Node& node) { return static_cast<std::size_t>(std::max(node.Mark().line, 0)) + 1; }
 
 } // namespace
@@ -137,7 +123,6 @@ SettingsFile read_primus(const YAML::Node& root, const std::string& file, const 
             reader.add(overrides, file, false);
         break; // Further modules are other trainings.
     }
-    tidy(reader.into);
     reader.into.format = reader.framework == "megatron" ? "megatron-lm" : "torchtitan";
     reader.into.program = "primus";
     return std::move(reader.into);

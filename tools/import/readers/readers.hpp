@@ -39,6 +39,11 @@ bool is_primus(const YAML::Node& root);
 // primus/configs above it where `values` follow files.
 SettingsFile read_primus(const YAML::Node& root, const std::string& file, const BashValues& values);
 
+// Puts the values in the place of ${a.b}, ${.c} and ${mul:2,${.d}}; what cannot be known is marked.
+void fill_references(SettingsFile& file);
+// The program whose settings they are, by the names of its sections: "verl", "nemo-rl", "nemo"; empty: none of these.
+std::string program_of(const SettingsFile& file);
+
 // TOML: sections whose names are joined by points.
 SettingsFile read_toml(const std::string& text, const std::string& file);
 

@@ -40,6 +40,8 @@ void SettingsFile::set(Setting setting) {
 }
 
 bool SettingsFile::has(const std::string& words) const {
+    if (const std::size_t bar = words.find('|'); bar != std::string::npos)
+        return has(words.substr(0, bar)) || has(words.substr(bar + 1));
     if (words.starts_with('!')) return !has(words.substr(1));
     const std::size_t equals = words.find('=');
     const Setting* setting = find(words.substr(0, equals));

@@ -51,6 +51,7 @@ struct SettingsFile {
     const Setting* find(const std::string& name) const; // last setting of that name
     void set(Setting setting);                          // replaces an earlier setting of that name
     // "SETTING": whether it is on; "SETTING=WORD": whether it has that word; "!" before either: whether not.
+    // Of several with a bar between them one is enough.
     bool has(const std::string& words) const;
 };
 
