@@ -55,7 +55,7 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
                const EngineTable& table, SettingsFile& file) {
     Facts facts = reading.facts();
-    complete_facts(facts);
+    complete_facts(facts, reading.unclear("model.moe_layers"));
     const std::string& place = request.files.front();
     std::string name = request.model;
     if (name.empty() && !file.recipe.empty()) name = model_of_recipe(table, file.recipe);

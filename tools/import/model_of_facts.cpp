@@ -290,7 +290,7 @@ std::vector<FactDifference> differing_facts(const Facts& facts, const model::Mod
     return differences_of(facts, std::make_shared<const model::Model>(model), reader, 1000);
 }
 
-void complete_facts(Facts& facts) {
+void complete_facts(Facts& facts, bool unclear_layers) {
     const std::string letters = letters_of(facts), pattern = get(facts, "model.pattern");
     if (on(facts, "model.hybrid") && !letters.empty()) { // Letters stand over --num-layers, which may be absent.
         facts["model.layers"] = fmt::format("{}", letters.size());
@@ -314,6 +314,11 @@ void complete_facts(Facts& facts) {
     const std::int64_t layers = number(facts, "model.layers");
     if (number(facts, "model.experts") < 1 || layers < 1 || layers > 1 << 14) return;
     fill("model.expert_ffn", number(facts, "model.ffn"));
+    if (unclear_layers) { // Whether some are dense, and as wide, is not known either.
+        facts.erase("model.moe_layers");
+        facts.erase("model.ffn");
+        return;
+    }
     std::string all = "[";
     for (std::int64_t layer = 0; layer < layers; ++layer) all += layer > 0 ? ",1" : "1";
     facts.try_emplace("model.moe_layers", all + "]");

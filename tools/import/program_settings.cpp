@@ -9,6 +9,7 @@
 #include <cctype>
 #include <charconv>
 #include <optional>
+#include <sstream>
 
 namespace moe::tools {
 namespace {
@@ -36,16 +37,24 @@ std::optional<std::int64_t> number_in(const SettingsFile& file, const std::strin
     return value;
 }
 
-// "A * B" and "A + B" of settings. A factor or summand that is not in the file is left out; nothing where one is there
-// and no number.
+// "A * B / C" or "A + B" of settings, from the left. What is not in the file is left out with its sign; nothing where
+// one is there and no number, or where all are missing.
 std::optional<std::int64_t> computed(const SettingsFile& file, const std::string& formula) {
-    const std::size_t sign = formula.find(" * ") != std::string::npos ? formula.find(" * ") : formula.find(" + ");
-    if (sign == std::string::npos) return number_in(file, formula);
-    const std::string first = formula.substr(0, sign), second = formula.substr(sign + 3);
-    const auto left = number_in(file, first), right = number_in(file, second);
-    if ((!left && file.find(first) != nullptr) || (!right && file.find(second) != nullptr)) return std::nullopt;
-    if (!left || !right) return left ? left : right;
-    return formula[sign + 1] == '*' ? *left * *right : *left + *right;
+    std::optional<std::int64_t> result;
+    std::istringstream words(formula);
+    std::string sign = "*";
+    for (std::string word; words >> word;) {
+        if (word == "*" || word == "+" || word == "/") {
+            sign = word;
+            continue;
+        }
+        if (file.find(word) == nullptr) continue;
+        const auto value = number_in(file, word);
+        if (!value) return std::nullopt;
+        const std::int64_t left = result.value_or(sign == "+" ? 0 : 1);
+        result = sign == "*" ? left * *value : sign == "+" ? left + *value : left / *value;
+    }
+    return result && *result > 0 ? result : std::nullopt;
 }
 
 // ['a', 'b'], as Hydra's command lines write lists of words, as its members.
@@ -125,6 +134,10 @@ void take_program(SettingsFile& file, const Program& program, ReaderTable& reade
     }
     for (Setting setting : file.settings) {
         std::string name = handed_name(setting, program);
+        if (setting.name.starts_with("--") && name.empty()) { // an option of the engine itself
+            handed.set(std::move(setting));
+            continue;
+        }
         const bool opposite = name.starts_with("no ");
         if (opposite) name.erase(0, 3);
         if (!name.empty()) {
@@ -137,7 +150,7 @@ void take_program(SettingsFile& file, const Program& program, ReaderTable& reade
             std::erase_if(handed.settings, [&name](const Setting& other) { return other.name == name; });
     }
     for (const auto& [name, formula] : program.computed)
-        if (const auto value = computed(file, formula))
+        if (const auto value = computed(file, formula); value && handed.find(name) == nullptr)
             handed.set({name, {fmt::format("{}", *value)}, file.settings.front().file, 0, false, true});
     file.settings = std::move(handed.settings);
     reader.harmless.insert(reader.harmless.end(), program.harmless.begin(), program.harmless.end());

@@ -69,7 +69,7 @@ struct Program {
     std::vector<StandIn> read_as;
     std::vector<std::string> sections;           // sections in which settings have the engine's names
     std::map<std::string, std::string> names;    // settings, and what the engine's program calls them; "no NAME"
-    std::map<std::string, std::string> computed; // the engine's settings as "A * B" or "A + B" of the program's
+    std::map<std::string, std::string> computed; // the engine's settings as "A * B / C" of the program's
     std::map<std::string, std::string> defaults; // by the engine's names, where they are others than the engine's
     std::string nodes, processes;                // settings with the number of nodes, and of processes of each
     std::vector<std::string> harmless;           // patterns of harmless settings' names

@@ -92,6 +92,7 @@ std::string program_of(const SettingsFile& file) {
                            [section](const Setting& setting) { return setting.name.starts_with(section); });
     };
     if (any("actor_rollout_ref.")) return "verl";
+    if (any("--rollout-batch-size") || any("--actor-num-gpus-per-node")) return "slime";
     if (any("policy.megatron_cfg.") || any("policy.dtensor_cfg.")) return "nemo-rl";
     const bool trains = any("trainer.devices") || any("trainer.num_nodes") || any("exp_manager.");
     if (trains && any("model.tensor_model_parallel_size")) return "nemo";

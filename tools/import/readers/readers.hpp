@@ -41,7 +41,7 @@ SettingsFile read_primus(const YAML::Node& root, const std::string& file, const 
 
 // Puts the values in the place of ${a.b}, ${.c} and ${mul:2,${.d}}; what cannot be known is marked.
 void fill_references(SettingsFile& file);
-// The program whose settings they are, by the names of its sections: "verl", "nemo-rl", "nemo"; empty: none of these.
+// The program whose settings they are, by names of theirs: "verl", "slime", "nemo-rl", "nemo"; empty: none.
 std::string program_of(const SettingsFile& file);
 
 // TOML: sections whose names are joined by points.
