@@ -52,6 +52,21 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
     if (!words.empty() && words.size() == reader.recipe.size()) file.recipe = fmt::format("{}", fmt::join(words, "/"));
 }
 
+// Throws where the file has one of the settings, and only who starts the script knows its value.
+void refuse_unclear(const SettingsFile& file, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+        const Setting* setting = file.find(name);
+        if (setting == nullptr || !setting->unknown()) continue;
+        const std::string text = setting->text();
+        const std::size_t brace = text.find("${");
+        const bool argument = brace != std::string::npos && brace + 2 < text.size() &&
+                              std::isdigit(static_cast<unsigned char>(text[brace + 2])) != 0;
+        refuse("{}: {} {} is not in the file: give {}", setting->place(), name, shown(text),
+               argument ? "a file with the command that starts the script with its arguments"
+                        : "the script that sets it before it, or what is missing by --model and --seq");
+    }
+}
+
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
                const EngineTable& table, SettingsFile& file) {
     Facts facts = reading.facts();
@@ -69,6 +84,7 @@ void set_model(const ImportRequest& request, const Reading& reading, const Reade
     if (name.empty() && file.recipe.empty()) file.recipe = published;
     if (name.empty() && !file.recipe.empty() && !reading.says_sizes())
         refuse("{}: no profile is known of the model {}: give its config.json by --model", place, shown(file.recipe));
+    if (name.empty()) refuse_unclear(file, {"--num-layers", "--hidden-size", "--num-attention-heads"});
     std::string why;
     const Facts likely = likely_vocabulary(file, reader, why);
     model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
@@ -260,6 +276,7 @@ Import import_plan(const ImportRequest& request) {
     if (request.seq < 0 || request.seq > std::int64_t{1} << 40)
         refuse("--seq {}: must be between 1 and 2^40", request.seq);
     if (request.seq > 0) plan.seq = request.seq;
+    if (plan.seq == 0) refuse_unclear(file, {"--seq-length"});
     if (plan.seq == 0) refuse("{}: says no length of sequences: give --seq", fmt::join(request.files, ", "));
     const std::vector<std::string> used = set_stages(plan, reading, reader);
     if (!used.empty()) reading.set_fields(plan, {"layout", "vpp"});

@@ -159,3 +159,14 @@ TEST_CASE("import: the model is the config.json in the folder that the file name
     check_line(folder.run("moe-plan import args.txt --alone --gpus 8 --hardware h100"), 2,
                "give its config.json by --model");
 }
+
+TEST_CASE("import: sizes that only the caller of a script knows are told with what to give") {
+    const Folder folder;
+    folder.write(
+        "run.sh",
+        "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --num-layers $2 --seq-length ${LENGTH} --bf16\n");
+    check_line(folder.run("moe-plan import run.sh --hardware h100"), 2,
+               "run.sh:1: --num-layers ${2} is not in the file: give a file with the command");
+    check_line(folder.run("moe-plan import run.sh --hardware h100 --model Mixtral-8x7B"), 2,
+               "run.sh:1: --seq-length ${LENGTH} is not in the file: give the script that sets it");
+}
