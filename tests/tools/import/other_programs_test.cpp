@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <string>
+
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
@@ -169,4 +171,16 @@ TEST_CASE("import: sizes that only the caller of a script knows are told with wh
                "run.sh:1: --num-layers ${2} is not in the file: give a file with the command");
     check_line(folder.run("moe-plan import run.sh --hardware h100 --model Mixtral-8x7B"), 2,
                "run.sh:1: --seq-length ${LENGTH} is not in the file: give the script that sets it");
+}
+
+TEST_CASE("import: references and files that name themselves come to an end") {
+    const Folder folder;
+    std::string doubled = "trainer: {devices: 8}\nmodel:\n  tensor_model_parallel_size: 1\n  a0: ${.a0}\n";
+    for (int i = 1; i < 60; ++i)
+        doubled +=
+            "  a" + std::to_string(i) + ": ${.a" + std::to_string(i - 1) + "}${.a" + std::to_string(i - 1) + "}\n";
+    folder.write("doubled.yaml", doubled);
+    check_line(folder.run("moe-plan import doubled.yaml --gpus 8 --hardware h100"), 2, "says no layers");
+    folder.write("self.yaml", "defaults: [self.yaml, self.yaml]\na: 1\n");
+    check_line(folder.run("moe-plan import self.yaml --hardware h100"), 2, "self.yaml: too many files under defaults");
 }

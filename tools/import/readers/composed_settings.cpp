@@ -10,7 +10,8 @@
 namespace moe::tools {
 namespace {
 
-constexpr int most_references = 100; // in one value
+constexpr int most_references = 10'000;        // of all values
+constexpr std::size_t longest_value = 1 << 12; // characters of a value that is made of others
 
 std::string trimmed(std::string text) {
     const auto blank = [](char c) { return c == ' ' || c == '\'' || c == '"'; };
@@ -62,8 +63,9 @@ std::optional<std::string> calculated(const std::string& function, const std::st
     return std::nullopt;
 }
 
-std::string filled(const SettingsFile& file, const std::string& setting, std::string text) {
-    for (int count = 0; count < most_references; ++count) {
+// `count`: references that were followed so far.
+std::string filled(const SettingsFile& file, const std::string& setting, std::string text, int& count) {
+    while (text.size() <= longest_value && ++count <= most_references) {
         const std::size_t begin = text.rfind("${"), end = text.find('}', begin);
         if (begin == std::string::npos || end == std::string::npos) return text;
         const std::string inside = text.substr(begin + 2, end - begin - 2);
@@ -79,11 +81,11 @@ std::string filled(const SettingsFile& file, const std::string& setting, std::st
 } // namespace
 
 void fill_references(SettingsFile& file) {
+    int count = 0;
     for (Setting& setting : file.settings)
         for (std::string& value : setting.values)
-            if (value.find("${") != std::string::npos && !has_unknown(value)) {
-                value = filled(file, setting.name, value);
-            }
+            if (value.find("${") != std::string::npos && !has_unknown(value))
+                value = filled(file, setting.name, value, count);
 }
 
 std::string program_of(const SettingsFile& file) {

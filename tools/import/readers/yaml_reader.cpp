@@ -13,6 +13,8 @@
 namespace moe::tools {
 namespace {
 
+constexpr int most_files = 200; // that one file stands over
+
 std::size_t line_of(const YAML::Node& node) {
     const int line = node.Mark().line;
     return line < 0 ? 0 : static_cast<std::size_t>(line) + 1;
@@ -141,8 +143,8 @@ std::string format_of(const YAML::Node& root) {
 }
 
 // The files below which this one lies by its `defaults`, then its own sections over them.
-void add_sections(Reader& reader, const YAML::Node& root, BashValues& values, int depth) {
-    if (depth > max_depth) refuse("{}: too many files under defaults", reader.file);
+void add_sections(Reader& reader, const YAML::Node& root, BashValues& values, int depth, int& files) {
+    if (depth > max_depth || ++files > most_files) refuse("{}: too many files under defaults", reader.file);
     const YAML::Node below = root["defaults"];
     std::vector<std::string> names;
     if (below && below.IsScalar()) names.push_back(below.Scalar());
@@ -161,7 +163,7 @@ void add_sections(Reader& reader, const YAML::Node& root, BashValues& values, in
         const YAML::Node base = YAML::Load(read_file(file, max_file_bytes));
         if (!base.IsMap()) refuse("{}: must be a map of sections", file);
         Reader lower{reader.into, file, true, true};
-        add_sections(lower, base, values, depth + 1);
+        add_sections(lower, base, values, depth + 1, files);
     }
     for (const auto& item : root) {
         if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", reader.file, line_of(item.first));
@@ -198,7 +200,8 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
                 file, line_of(root["_target_"]));
         result.format = format_of(root);
         reader.dumped = root["_target_"].IsDefined();
-        add_sections(reader, root, values, 0);
+        int files = 0;
+        add_sections(reader, root, values, 0, files);
         fill_references(result);
         if (const std::string program = program_of(result); !program.empty()) {
             result.program = program;
