@@ -52,19 +52,30 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
     if (!words.empty() && words.size() == reader.recipe.size()) file.recipe = fmt::format("{}", fmt::join(words, "/"));
 }
 
-// Throws where the file has one of the settings, and only who starts the script knows its value.
+// Whether a value is an argument of the script: ${7}.
+bool is_argument(const Setting& setting) {
+    const std::string text = setting.text();
+    const std::size_t brace = setting.unknown() ? text.find("${") : std::string::npos;
+    return brace != std::string::npos && brace + 2 < text.size() &&
+           std::isdigit(static_cast<unsigned char>(text[brace + 2])) != 0;
+}
+
+// Throws where only who starts the script knows the value of one of the settings, or where none of them is there and
+// other values are the script's arguments.
 void refuse_unclear(const SettingsFile& file, const std::vector<std::string>& names) {
+    const auto argument = std::find_if(file.settings.begin(), file.settings.end(), is_argument);
+    const bool asks = argument != file.settings.end();
+    const Setting* unclear = asks ? &*argument : nullptr;
     for (const std::string& name : names) {
         const Setting* setting = file.find(name);
-        if (setting == nullptr || !setting->unknown()) continue;
-        const std::string text = setting->text();
-        const std::size_t brace = text.find("${");
-        const bool argument = brace != std::string::npos && brace + 2 < text.size() &&
-                              std::isdigit(static_cast<unsigned char>(text[brace + 2])) != 0;
-        refuse("{}: {} {} is not in the file: give {}", setting->place(), name, shown(text),
-               argument ? "a file with the command that starts the script with its arguments"
-                        : "the script that sets it before it, or what is missing by --model and --seq");
+        if (setting == nullptr) continue;
+        unclear = setting->unknown() ? setting : nullptr;
+        if (unclear != nullptr) break;
     }
+    if (unclear == nullptr) return;
+    refuse("{}: {} {} is not in the file: give {}", unclear->place(), unclear->name, shown(unclear->text()),
+           asks ? "a file with the command that starts the script with its arguments"
+                : "the script that sets it before it, or what is missing by --model and --seq");
 }
 
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
@@ -84,7 +95,8 @@ void set_model(const ImportRequest& request, const Reading& reading, const Reade
     if (name.empty() && file.recipe.empty()) file.recipe = published;
     if (name.empty() && !file.recipe.empty() && !reading.says_sizes())
         refuse("{}: no profile is known of the model {}: give its config.json by --model", place, shown(file.recipe));
-    if (name.empty()) refuse_unclear(file, {"--num-layers", "--hidden-size", "--num-attention-heads"});
+    if (name.empty() && facts.count("model.layers") == 0)
+        refuse_unclear(file, {"--num-layers", "--hidden-size", "--num-attention-heads"});
     std::string why;
     const Facts likely = likely_vocabulary(file, reader, why);
     model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);

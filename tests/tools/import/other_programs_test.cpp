@@ -170,7 +170,12 @@ TEST_CASE("import: sizes that only the caller of a script knows are told with wh
     check_line(folder.run("moe-plan import run.sh --hardware h100"), 2,
                "run.sh:1: --num-layers ${2} is not in the file: give a file with the command");
     check_line(folder.run("moe-plan import run.sh --hardware h100 --model Mixtral-8x7B"), 2,
-               "run.sh:1: --seq-length ${LENGTH} is not in the file: give the script that sets it");
+               "run.sh:1: --seq-length ${LENGTH} is not in the file: give a file with the command");
+    folder.write("run.sh", "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --num-layers ${LAYERS} --bf16\n");
+    check_line(folder.run("moe-plan import run.sh --hardware h100"), 2,
+               "run.sh:1: --num-layers ${LAYERS} is not in the file: give the script that sets it");
+    folder.write("run.sh", "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size $3 --bf16\n");
+    check_line(folder.run("moe-plan import run.sh --hardware h100"), 2, "run.sh:1: --micro-batch-size ${3} is not in");
 }
 
 TEST_CASE("import: references and files that name themselves come to an end") {
