@@ -193,4 +193,14 @@ std::map<std::string, std::string> Reading::facts() const {
     return facts;
 }
 
+bool Reading::unclear(const std::string& fact) const {
+    return std::any_of(lines_.begin(), lines_.end(), [&](const Line& line) {
+        return line.entry->field == fact &&
+               std::any_of(line.phrases.begin(), line.phrases.end(), [this](const Phrase& phrase) {
+                   const std::vector<std::string>* values = given(phrase.name);
+                   return values != nullptr && std::any_of(values->begin(), values->end(), has_unknown);
+               });
+    });
+}
+
 } // namespace moe::tools

@@ -13,6 +13,7 @@
 #include "tools/engines/engine_release.hpp"
 #include "tools/import/bridge_settings.hpp"
 #include "tools/import/model_of_facts.hpp"
+#include "tools/import/named_model.hpp"
 #include "tools/import/readers/bash_test.hpp"
 #include "tools/import/readers/readers.hpp"
 #include "tools/import/reading.hpp"
@@ -51,67 +52,62 @@ void name_recipe(SettingsFile& file, const ReaderTable& reader) {
     if (!words.empty() && words.size() == reader.recipe.size()) file.recipe = fmt::format("{}", fmt::join(words, "/"));
 }
 
-// The profile that a published name begins with, such as that of a tokenizer or a folder of weights:
-// "Qwen/Qwen3-30B-A3B-Base", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16". Empty: none.
-std::string profile_named_after(const std::string& published) {
-    const auto lower = [](std::string text) {
-        for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-        return text;
-    };
-    std::string text = lower(published);
-    while (text.ends_with('/')) text.pop_back();
-    text.erase(0, text.rfind('/') + 1);
-    if (text.starts_with("nvidia-")) text.erase(0, std::string("nvidia-").size());
-    std::string best;
-    for (const std::string& name : profile_names("models")) {
-        // "GLM-4.5V" and "MiniMax-M2.5" are other models than those of the shorter names.
-        const bool whole = text.size() == name.size() || text[std::min(name.size(), text.size() - 1)] == '-';
-        if (name.size() > best.size() && text.starts_with(lower(name)) && whole) best = name;
-    }
-    return best;
+// Whether a value is an argument of the script: ${7}.
+bool is_argument(const Setting& setting) {
+    const std::string text = setting.text();
+    const std::size_t brace = setting.unknown() ? text.find("${") : std::string::npos;
+    return brace != std::string::npos && brace + 2 < text.size() &&
+           std::isdigit(static_cast<unsigned char>(text[brace + 2])) != 0;
 }
 
-// The vocabulary by the name of the tokenizer, and in `why` what it was taken from; no fact where none tells.
-Facts likely_vocabulary(const SettingsFile& file, const ReaderTable& reader, std::string& why) {
-    for (const TokenizerName& known : reader.tokenizers) {
-        const Setting* setting = file.find(known.setting);
-        if (setting == nullptr || setting->values.size() != 1) continue;
-        const std::string tokenizer = as_written(setting->values[0]); // Folders before its name may be variables.
-        if (!matches_pattern(tokenizer, known.value)) continue;
-        const std::string name = known.vocab.empty() ? profile_named_after(tokenizer) : std::string();
-        if (known.vocab.empty() && name.empty()) continue;
-        const std::string vocab = name.empty() ? known.vocab : fmt::format("{}", families::load_model(name).vocab);
-        why = fmt::format("{}: no size of the vocabulary is set: {} is taken{}, by {} {}", setting->place(), vocab,
-                          name.empty() ? "" : ", that of " + name, setting->name, shown(setting->text()));
-        return {{"model.vocab", vocab}};
+// Throws where only who starts the script knows the value of one of the settings, or where none of them is there and
+// other values are the script's arguments.
+void refuse_unclear(const SettingsFile& file, const std::vector<std::string>& names) {
+    const auto argument = std::find_if(file.settings.begin(), file.settings.end(), is_argument);
+    const bool asks = argument != file.settings.end();
+    const Setting* unclear = asks ? &*argument : nullptr;
+    for (const std::string& name : names) {
+        const Setting* setting = file.find(name);
+        if (setting == nullptr) continue;
+        unclear = setting->unknown() ? setting : nullptr;
+        if (unclear != nullptr) break;
     }
-    return {};
+    if (unclear == nullptr) return;
+    refuse("{}: {} {} is not in the file: give {}", unclear->place(), unclear->name, shown(unclear->text()),
+           asks ? "a file with the command that starts the script with its arguments"
+                : "the script that sets it before it, or what is missing by --model and --seq");
 }
 
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
                const EngineTable& table, SettingsFile& file) {
     Facts facts = reading.facts();
-    complete_facts(facts);
+    complete_facts(facts, reading.unclear("model.moe_layers"));
     const std::string& place = request.files.front();
     std::string name = request.model;
     if (name.empty() && !file.recipe.empty()) name = model_of_recipe(table, file.recipe);
-    for (const std::string& setting : reading.says_sizes() ? std::vector<std::string>{} : reader.names) {
-        const Setting* published = file.find(setting);
-        if (!name.empty() || published == nullptr || published->values.size() != 1) continue;
-        file.recipe = as_written(published->values[0]);
-        name = profile_named_after(file.recipe);
-        if (!name.empty())
-            import.findings.push_back({Severity::hint, "model",
-                                       fmt::format("{}: {} is taken for {} by its name: --model gives another",
-                                                   published->place(), shown(file.recipe), name)});
+    std::string published;
+    if (name.empty() && !reading.says_sizes()) {
+        NamedModel named = named_model(file, reader, request.alone);
+        name = std::move(named.model);
+        published = std::move(named.published);
+        if (!name.empty()) import.findings.push_back({Severity::hint, "model", std::move(named.why)});
     }
+    if (name.empty() && file.recipe.empty()) file.recipe = published;
     if (name.empty() && !file.recipe.empty() && !reading.says_sizes())
-        refuse("{}: the model {} is not known: give it by --model", place, shown(file.recipe));
+        refuse("{}: no profile is known of the model {}: give its config.json by --model", place, shown(file.recipe));
+    if (name.empty() && facts.count("model.layers") == 0)
+        refuse_unclear(file, {"--num-layers", "--hidden-size", "--num-attention-heads"});
     std::string why;
     const Facts likely = likely_vocabulary(file, reader, why);
-    const model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
-    if (name.empty() && model.name == "imported" && facts.count("model.vocab") == 0)
-        import.findings.push_back({Severity::warning, "model.vocab", why});
+    model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
+    if (!published.empty() && !name.empty()) model = with_mtp_of(facts, model, place);
+    if (name.empty() && facts.count("model.vocab") == 0 && !likely.empty())
+        import.findings.push_back({model.name == "imported" ? Severity::warning : Severity::hint, "model.vocab", why});
+    if (name.empty() && facts.count("model.vocab") == 0 && likely.empty())
+        import.findings.push_back({Severity::warning, "model.vocab",
+                                   fmt::format("no size of the vocabulary is set: {} is taken, that of {}, which has "
+                                               "all other sizes: --model gives another",
+                                               model.vocab, model.name)});
     import.plan.model = std::make_shared<const model::Model>(model);
     if (!name.empty() && !reading.says_sizes()) return; // The file leaves the model to others.
     for (const FactDifference& differ : differing_facts(facts, model, reader))
@@ -264,7 +260,7 @@ Import import_plan(const ImportRequest& request) {
     if (request.files.empty()) refuse("import: no file is given");
     if (!request.from.empty()) load_reader_table(request.from); // load_reader_table() says which there are.
     SettingsFile file = read_settings(request.files, request.from, request.alone);
-    const ReaderTable reader = load_reader_table(file.format);
+    ReaderTable reader = load_reader_table(file.format);
     const EngineTable table = load_engine_table(reader.engine);
     Import import;
     import.format = file.format;
@@ -292,6 +288,7 @@ Import import_plan(const ImportRequest& request) {
     if (request.seq < 0 || request.seq > std::int64_t{1} << 40)
         refuse("--seq {}: must be between 1 and 2^40", request.seq);
     if (request.seq > 0) plan.seq = request.seq;
+    if (plan.seq == 0) refuse_unclear(file, {"--seq-length"});
     if (plan.seq == 0) refuse("{}: says no length of sequences: give --seq", fmt::join(request.files, ", "));
     const std::vector<std::string> used = set_stages(plan, reading, reader);
     if (!used.empty()) reading.set_fields(plan, {"layout", "vpp"});

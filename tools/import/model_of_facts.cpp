@@ -269,6 +269,12 @@ model::Model built(const Facts& facts, const ReaderTable& reader, const std::str
     return *best;
 }
 
+// Whether the vocabulary is the likely one, or that with its padding, which is less than a twentieth.
+bool has_vocabulary(const Facts& likely, const model::Model& model) {
+    const std::int64_t size = number(likely, "model.vocab", model.vocab);
+    return model.vocab >= size && model.vocab <= size + size / 20;
+}
+
 // A profile with another number of multi-token-prediction layers.
 std::optional<model::Model> with_mtp(const model::Model& profile, std::int64_t depth, const std::string& place) {
     Json config = parse_json<Json>(profile.config_json, place);
@@ -284,7 +290,7 @@ std::vector<FactDifference> differing_facts(const Facts& facts, const model::Mod
     return differences_of(facts, std::make_shared<const model::Model>(model), reader, 1000);
 }
 
-void complete_facts(Facts& facts) {
+void complete_facts(Facts& facts, bool unclear_layers) {
     const std::string letters = letters_of(facts), pattern = get(facts, "model.pattern");
     if (on(facts, "model.hybrid") && !letters.empty()) { // Letters stand over --num-layers, which may be absent.
         facts["model.layers"] = fmt::format("{}", letters.size());
@@ -308,6 +314,11 @@ void complete_facts(Facts& facts) {
     const std::int64_t layers = number(facts, "model.layers");
     if (number(facts, "model.experts") < 1 || layers < 1 || layers > 1 << 14) return;
     fill("model.expert_ffn", number(facts, "model.ffn"));
+    if (unclear_layers) { // Whether some are dense, and as wide, is not known either.
+        facts.erase("model.moe_layers");
+        facts.erase("model.ffn");
+        return;
+    }
     std::string all = "[";
     for (std::int64_t layer = 0; layer < layers; ++layer) all += layer > 0 ? ",1" : "1";
     facts.try_emplace("model.moe_layers", all + "]");
@@ -318,13 +329,14 @@ void complete_facts(Facts& facts) {
 model::Model model_of_facts(const Facts& facts, const Facts& likely, const ReaderTable& reader,
                             const std::string& place) {
     for (const char* size : {"model.layers", "model.hidden", "model.heads"}) needed(facts, size, place);
+    if (facts.count("model.vocab") > 0 && !likely.empty()) return model_of_facts(facts, {}, reader, place);
     Facts apart = facts;
     apart.erase("model.mtp");
     std::shared_ptr<const model::Model> best; // the profile of fewest differences without effect on time and memory
     std::pair<std::size_t, std::size_t> fewest;
     for (const std::string& name : profile_names("models")) {
         const auto profile = std::make_shared<const model::Model>(families::load_model(name));
-        if (!differences_of(apart, profile, reader, 1).empty()) continue;
+        if (!differences_of(apart, profile, reader, 1).empty() || !has_vocabulary(likely, *profile)) continue;
         const std::pair differ{differences_of(facts, profile, reader, 1).size(),
                                differences_of(facts, profile, reader, 1000, true).size()};
         if (best != nullptr && differ >= fewest) continue;
@@ -337,6 +349,13 @@ model::Model model_of_facts(const Facts& facts, const Facts& likely, const Reade
     Facts all = facts;
     all.insert(likely.begin(), likely.end());
     return built(all, reader, place);
+}
+
+model::Model with_mtp_of(const Facts& facts, const model::Model& model, const std::string& place) {
+    if (facts.count("model.mtp") == 0) return model;
+    const std::int64_t depth = number(facts, "model.mtp");
+    if (depth == static_cast<std::int64_t>(model.mtp.size())) return model;
+    return with_mtp(model, depth, place).value_or(model);
 }
 
 } // namespace moe::tools

@@ -16,6 +16,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+std::vector<std::string> members_of(const Json& list, const std::string& place) {
+    std::vector<std::string> all;
+    if (!list.is_array()) refuse("{}: must be a list of texts", place);
+    for (const Json& item : list) {
+        if (!item.is_string()) refuse("{}: must be a list of texts", place);
+        all.push_back(item.get<std::string>());
+    }
+    return all;
+}
+
 class Members {
 public:
     Members(const Json& json, std::string place) : json_(json), place_(std::move(place)) {}
@@ -37,14 +47,7 @@ public:
         if (!json_[key].is_object()) refuse("{}: {}: must be an object", place_, key);
         return json_[key];
     }
-    std::vector<std::string> texts(const char* key) const {
-        std::vector<std::string> all;
-        for (const Json& item : list(key)) {
-            if (!item.is_string()) refuse("{}: {}: must be a list of texts", place_, key);
-            all.push_back(item.get<std::string>());
-        }
-        return all;
-    }
+    std::vector<std::string> texts(const char* key) const { return members_of(list(key), place_ + ": " + key); }
     const std::string& place() const { return place_; }
 
 private:
@@ -102,6 +105,25 @@ std::map<std::string, std::string> texts_in(const Members& members, const char* 
     return texts;
 }
 
+std::vector<Caution> cautions_in(const Members& members, const char* member) {
+    std::vector<Caution> all;
+    for (const Json& item : members.list(member)) {
+        const Members one(item, members.place() + ": " + member);
+        all.push_back({one.text("setting"), one.text("value"), one.text("says"), one.text_or("with")});
+    }
+    return all;
+}
+
+std::vector<StandIn> stand_ins_in(const Members& members) {
+    std::vector<StandIn> all;
+    for (const Json& item : members.list("read_as")) {
+        const Members one(item, members.place() + ": read_as");
+        all.push_back(
+            {one.text("setting"), one.text("value"), one.text_or("with"), texts_in(one, "as"), one.text_or("says")});
+    }
+    return all;
+}
+
 void read_lists(ReaderTable& table, const Members& members) {
     for (const Json& item : members.list("model")) {
         const Members one(item, members.place() + ": model");
@@ -124,13 +146,19 @@ void read_lists(ReaderTable& table, const Members& members) {
         const Members one(item, members.place() + ": frequencies");
         table.frequencies.push_back({one.text("setting"), one.text("layers"), one.text("marks")});
     }
-    for (const Json& item : members.list("same")) {
-        std::vector<std::string>& group = table.same.emplace_back();
-        for (const Json& value : item.is_array() ? item : Json::array({item})) {
-            if (!value.is_string()) refuse("{}: same: must be a list of lists of texts", members.place());
-            group.push_back(value.get<std::string>());
-        }
+    table.read_as = stand_ins_in(members);
+    for (const auto& [name, item] : members.object("idle_words").items())
+        table.idle_words[name] = members_of(item, members.place() + ": idle_words: " + name);
+    table.cautions = cautions_in(members, "cautions");
+    table.refused = cautions_in(members, "refused");
+    for (const auto& [name, item] : members.object("programs").items()) {
+        const Members one(item, members.place() + ": programs: " + name);
+        table.programs[name] = {cautions_in(one, "refused"), cautions_in(one, "cautions"), stand_ins_in(one),
+                                one.texts("sections"),       texts_in(one, "names"),       texts_in(one, "computed"),
+                                texts_in(one, "defaults"),   one.text_or("nodes"),         one.text_or("processes"),
+                                one.texts("harmless")};
     }
+    for (const Json& item : members.list("same")) table.same.push_back(members_of(item, members.place() + ": same"));
 }
 
 bool any_pattern(const std::vector<std::string>& patterns, const std::string& text) {
@@ -167,7 +195,7 @@ ReaderTable load_reader_table(const std::string& format) {
     table.recipe = members.texts("recipe");
     read_defaults(table, members);
     table.asked_with = texts_in(members, "asked_with");
-    table.read_as = texts_in(members, "read_as");
+    table.absent = texts_in(members, "absent");
     table.dumped = texts_in(members, "dumped");
     table.dumped_defaults = texts_in(members, "dumped_defaults");
     read_lists(table, members);

@@ -48,6 +48,33 @@ struct StageNames {
     std::string pattern; // letters of a hybrid's layers, with a bar between stages
 };
 
+// A setting of a value that fits the pattern, and the settings that it is taken for: "on" is a flag that is there,
+// "off" one that is not.
+struct StandIn {
+    std::string setting, value; // value: a pattern
+    std::string with;           // what the file must have beside it, in words of SettingsFile::has(); empty: nothing
+    std::map<std::string, std::string> as;
+    std::string says; // what is lost by that, as a warning; empty: nothing
+};
+
+// What a setting of a value that fits the pattern does, and no plan can say.
+struct Caution {
+    std::string setting, value, says; // setting: a pattern
+    std::string with;                 // as in StandIn
+};
+
+// A program that hands settings to the engine, under the names that the engine's program has for them or its own.
+struct Program {
+    std::vector<Caution> refused, cautions; // as the table's, by the program's names
+    std::vector<StandIn> read_as;
+    std::vector<std::string> sections;           // sections in which settings have the engine's names
+    std::map<std::string, std::string> names;    // settings, and what the engine's program calls them; "no NAME"
+    std::map<std::string, std::string> computed; // the engine's settings as "A * B / C" of the program's
+    std::map<std::string, std::string> defaults; // by the engine's names, where they are others than the engine's
+    std::string nodes, processes;                // settings with the number of nodes, and of processes of each
+    std::vector<std::string> harmless;           // patterns of harmless settings' names
+};
+
 struct ReaderTable {
     std::string format;                                       // "megatron-lm"
     std::string engine;                                       // engine whose table of words it reads: "megatron-core"
@@ -59,16 +86,22 @@ struct ReaderTable {
     std::vector<std::string> harmless;     // patterns of harmless settings' names
     std::vector<std::string> read;         // patterns of those among them that are read all the same
     std::vector<Beside> beside;
-    std::map<std::string, std::string> asked_with; // settings that are asked for only where another one is on
-    std::map<std::string, std::string> read_as;    // settings without a word in plans, and those they are taken for
-    std::vector<std::string> weak;                 // settings that decide only where all others agree
-    std::vector<std::string> cosmetic;             // facts that change neither time nor memory
-    std::vector<std::vector<std::string>> same;    // values of one meaning
+    // Patterns of settings that are asked for only beside others, in words of SettingsFile::has().
+    std::map<std::string, std::string> asked_with;
+    std::vector<StandIn> read_as;              // settings without a word in plans
+    std::map<std::string, std::string> absent; // patterns of settings, and the value that is as good as not set
+    std::map<std::string, std::vector<std::string>> idle_words; // members of lists that change nothing
+    std::vector<std::string> weak;                              // settings that decide only where all others agree
+    std::vector<std::string> cosmetic;                          // facts that change neither time nor memory
+    std::vector<std::vector<std::string>> same;                 // values of one meaning
     std::vector<Frequency> frequencies;
     // Settings by the names that the program's own list of arguments has for them, where those are others than usual;
     // "no SETTING": one that switches off what the name says.
     std::map<std::string, std::string> dumped;
     std::map<std::string, std::string> dumped_defaults; // values that such a list has where nobody set any
+    std::map<std::string, Program> programs;
+    std::vector<Caution> cautions;
+    std::vector<Caution> refused; // settings of models that no plan has
     StageNames stages;
     std::vector<std::string> names;  // settings that name a model as it is published, where no recipe is the model
     std::vector<std::string> recipe; // settings whose values, joined by /, name a model of the engine's table

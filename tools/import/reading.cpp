@@ -8,6 +8,7 @@
 #include "planner/stack/plan_words.hpp"
 #include "planner/stack/rules.hpp"
 #include "tools/import/lists.hpp"
+#include "tools/import/readers/bash_test.hpp"
 #include "tools/import/stage_settings.hpp"
 
 #include <algorithm>
@@ -95,10 +96,9 @@ Reading::Reading(const EngineTable& table, const ReaderTable& reader, const Sett
     for (const Setting& setting : file_.settings) given_[setting.name] = setting.values;
     for (auto& [name, values] : given_) drop_strays(name, values);
     for (const auto& [name, value] : file_.environment) given_["$" + name] = {value};
-    for (const auto& [name, other] : reader_.asked_with) {
-        const std::vector<std::string>* on = given(other);
-        if (on == nullptr || same_values(*on, {"false"}, reader_)) given_.erase(name);
-    }
+    for (const auto& [pattern, with] : reader_.asked_with)
+        if (!file_.has(with))
+            std::erase_if(given_, [&](const auto& one) { return matches_pattern(one.first, pattern); });
     for (const Frequency& frequency : reader_.frequencies) {
         const auto found = given_.find(frequency.setting), layers = given_.find(frequency.layers);
         if (found == given_.end() || layers == given_.end() || found->second.size() != 1 || layers->second.size() != 1)
@@ -199,7 +199,7 @@ int Reading::disagreement(const plan::Plan& plan, const std::string& field, cons
             agree = usual ? same_values(would->second, *usual, reader_)
                           : same_values(would->second, off, reader_) || same_values(would->second, no, reader_);
         }
-        const bool weak = would != says.end() && reader_.is_weak(name);
+        const bool weak = reader_.is_weak(name);
         if (!agree)
             sum += name[0] == '$' || weak || contains(implied, name) ? hint
                    : contains(own, name)                             ? 2 * settled

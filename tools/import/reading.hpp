@@ -34,6 +34,8 @@ public:
     };
     std::map<std::string, Said> written(const plan::Plan& plan) const;
 
+    // Whether a setting of the fact is in the file with a value that is not.
+    bool unclear(const std::string& fact) const;
     bool says_sizes() const { return given("--num-layers") != nullptr || given("model.num_layers") != nullptr; }
     const std::string& release() const { return release_; }
     // The release whose words said a field, where they are not those of release().

@@ -1,8 +1,10 @@
 // Settings by other names than the table of words has: those of a printed list, and those that stand for others.
 #include "tools/import/renamed_settings.hpp"
 
-#include "planner/base/error.hpp"
+#include "tools/import/lists.hpp"
 #include "tools/import/phrases.hpp"
+#include "tools/import/program_settings.hpp"
+#include "tools/import/readers/bash_test.hpp"
 
 #include <algorithm>
 
@@ -20,10 +22,10 @@ bool is_usual(const Setting& setting, const ReaderTable& reader) {
 
 // Settings by the engine's names in place of its program's. What is off, empty or at its default is as good as not
 // set.
-void name_dumped(SettingsFile& file, const ReaderTable& reader) {
+void name_as_options(SettingsFile& file, const ReaderTable& reader) {
     std::vector<Setting> named;
     for (Setting& setting : file.settings) {
-        if (!setting.dumped) {
+        if (!setting.named && !setting.dumped) {
             named.push_back(std::move(setting));
             continue;
         }
@@ -46,23 +48,31 @@ void name_dumped(SettingsFile& file, const ReaderTable& reader) {
     file.settings = std::move(named);
 }
 
-// Settings that no plan can say are read as those that take the same time and memory.
-void read_as_others(SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
-    for (Setting& setting : file.settings) {
-        const auto other = reader.read_as.find(setting.name);
-        if (other == reader.read_as.end() || file.find(other->second) != nullptr) continue;
-        findings.push_back({Severity::warning, setting.name,
-                            fmt::format("{}: {} is read as {}, which takes the same time and memory", setting.place(),
-                                        setting.name, other->second)});
-        setting.name = other->second;
-    }
+bool is_absent(const Setting& setting, const ReaderTable& reader) {
+    return std::any_of(reader.absent.begin(), reader.absent.end(), [&setting](const auto& one) {
+        return matches_pattern(setting.name, one.first) && setting.values == std::vector{one.second};
+    });
+}
+
+// Leaves out settings that are as good as not set, and words without effect.
+void leave_out(SettingsFile& file, const ReaderTable& reader) {
+    std::erase_if(file.settings, [&reader](const Setting& setting) { return is_absent(setting, reader); });
+    for (Setting& setting : file.settings)
+        if (const auto idle = reader.idle_words.find(setting.name); idle != reader.idle_words.end()) {
+            std::erase_if(setting.values, [&idle](const std::string& word) { return contains(idle->second, word); });
+            if (setting.values.empty()) setting.values.emplace_back("[]");
+        }
 }
 
 } // namespace
 
-void rename_settings(SettingsFile& file, const ReaderTable& reader, std::vector<Finding>& findings) {
-    name_dumped(file, reader);
-    read_as_others(file, reader, findings);
+void rename_settings(SettingsFile& file, ReaderTable& reader, std::vector<Finding>& findings) {
+    if (const auto program = reader.programs.find(file.program); program != reader.programs.end())
+        take_program(file, program->second, reader, findings);
+    name_as_options(file, reader);
+    leave_out(file, reader);
+    caution(file, reader.refused, reader.cautions, reader, findings);
+    read_as_others(file, reader.read_as, findings);
 }
 
 } // namespace moe::tools

@@ -222,7 +222,7 @@ TEST_CASE("import: AutoModel's YAML names its model as it is published") {
     CHECK(read["findings"].dump().find("is taken for Qwen3-30B-A3B by its name") != std::string::npos);
     const Json nano = document(yaml("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"));
     CHECK(nano["plan"]["model"]["name"] == "Nemotron-3-Nano");
-    check_line(yaml("zai-org/GLM-4.5V"), 2, "the model zai-org/GLM-4.5V is not known: give it by --model");
+    check_line(yaml("zai-org/GLM-4.5V"), 2, "no profile is known of the model zai-org/GLM-4.5V: give its config.json");
     check_line(folder.run("moe-plan import job.yaml --from automodel --hardware h100 --gpus 8 --model Qwen3-30B-A3B"),
                2, "says no length of sequences: give --seq");
 }

@@ -75,7 +75,7 @@ Setting printed_argument(const std::string& line) {
     if (first == dots || value == "None") return setting;
     setting.name = line.substr(first, dots - first);
     setting.values = values_of(value);
-    setting.dumped = true;
+    setting.dumped = setting.named = true;
     return setting;
 }
 
@@ -118,7 +118,7 @@ bool has_argument_dump(const std::string& text) {
 
 SettingsFile read_argument_dump(const std::string& text, const std::string& file) {
     SettingsFile result;
-    Setting vocabulary{"vocab_size", {}, file, 0, true};
+    Setting vocabulary{"vocab_size", {}, file, 0, true, true};
     bool inside = text.find(begins) == std::string::npos;
     each_line(text, [&](const std::string& line, std::size_t number) {
         if (line.find(begins) != std::string::npos) { // A job that began again prints them again.

@@ -39,17 +39,24 @@ bool starts_processes(const std::string& word) {
 
 // A module or program of an engine.
 bool trains(const std::string& word) {
-    return ends_with(word, ".py") || word == "torchtitan.train" || word == "nemo_automodel";
+    return ends_with(word, ".py") || word == "torchtitan.train" || word == "nemo_automodel" ||
+           word.starts_with("verl.");
 }
 
 std::size_t flags_of(const BashCommand& command) {
     return static_cast<std::size_t>(std::count_if(command.words.begin(), command.words.end(), flag_like));
 }
 
+// `megatron sft`, of ms-swift.
+bool starts_swift(const std::vector<std::string>& words, std::size_t at) {
+    static const std::set<std::string> kinds{"sft", "pt", "rlhf"};
+    return base_name(words[at]) == "megatron" && at + 1 < words.size() && kinds.count(words[at + 1]) > 0;
+}
+
 // The place behind the program's name, or 0 where the command names none.
 std::size_t behind_program(const BashCommand& command) {
     for (std::size_t i = 0; i < command.words.size(); ++i)
-        if (trains(command.words[i])) return i + 1;
+        if (trains(command.words[i]) || starts_swift(command.words, i)) return i + 1;
     return 0;
 }
 
@@ -103,6 +110,22 @@ void take_ray_words(SettingsFile& into) {
     };
     into.nodes = std::max(into.nodes, number("--actor-num-nodes"));
     into.processes = number("--actor-num-gpus-per-node");
+}
+
+// ms-swift takes its processes from variables, and settings by the names of Megatron-LM's variables, with a value each.
+void take_swift(SettingsFile& into) {
+    into.program = "ms-swift";
+    const auto number = [&into](const char* name) {
+        const auto variable = into.environment.find(name);
+        return variable == into.environment.end() ? 0 : number_in(variable->second);
+    };
+    into.processes = number("NPROC_PER_NODE");
+    if (into.nodes == 0) into.nodes = into.environment.count("NNODES") > 0 ? number("NNODES") : 1;
+    for (Setting& setting : into.settings) {
+        if (!flag_like(setting.name)) continue;
+        setting.name.erase(0, 2);
+        setting.named = true;
+    }
 }
 
 // Where no command names a program, the file may be the arguments alone: their first word is a flag.
@@ -228,6 +251,7 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
     const std::vector<std::string> words(command->words.begin() + static_cast<std::ptrdiff_t>(begin),
                                          command->words.end());
     add_arguments(result, words, command->file, command->line);
+    if (begin > 0 && starts_swift(command->words, begin - 1)) take_swift(result);
     if (result.processes == 0) take_ray_words(result);
     const auto named = [&](const char* part) {
         return std::any_of(before.begin(), before.end(),
@@ -236,6 +260,10 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
     if (const Setting* recipe = result.find("--recipe"); recipe != nullptr && recipe->values.size() == 1) {
         result.recipe = recipe->values[0];
         result.format = "megatron-bridge";
+    } else if (result.program.empty() && !program_of(result).empty()) {
+        fill_references(result);
+        result.program = program_of(result);
+        result.format = "megatron-lm";
     } else if (named("torchtitan") || result.find("--job.config_file") != nullptr) {
         result.format = "torchtitan";
     } else {

@@ -1,8 +1,10 @@
 // Chooses the reader of each file by its name and its beginning, and lays the files over each other.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/names.hpp"
 #include "tools/import/readers/readers.hpp"
 
+#include <algorithm>
 #include <filesystem>
 
 namespace moe::tools {
@@ -19,6 +21,10 @@ SettingsFile read_one(const std::string& file, BashValues& values) {
     if (text.size() > max_file_bytes) refuse("{}: more than {} bytes", file, max_file_bytes);
     if (text.find('\0') != std::string::npos) refuse("{}: not a text file", file);
     const std::string extension = std::filesystem::path(file).extension().string();
+    if (extension == ".py")
+        refuse("{}: Python is not read, since only a run tells what it sets: give the command or the log of a run, or "
+               "the run_config.yaml beside its checkpoints",
+               file);
     if (extension == ".toml") return read_toml(text, file);
     if (extension == ".yaml" || extension == ".yml" || extension == ".json") return read_yaml(text, file, values);
     return read_launch_script(text, file, values);
@@ -32,10 +38,22 @@ void lay_over(SettingsFile& all, SettingsFile next) {
     for (Setting& setting : next.settings) all.set(std::move(setting));
     for (const auto& [name, value] : next.environment) all.environment[name] = value;
     for (Unread& unread : next.unread) all.unread.push_back(std::move(unread));
+    if (!next.program.empty()) all.program = next.program;
     if (!next.recipe.empty()) all.recipe = next.recipe;
     if (next.nodes > 0) all.nodes = next.nodes;
     if (next.processes > 0) all.processes = next.processes;
     if (next.tasks > 0) all.tasks = next.tasks;
+}
+
+// The first few names of settings, as far as their first point.
+std::string some_names(const SettingsFile& all) {
+    std::vector<std::string> names;
+    for (const Setting& setting : all.settings) {
+        const std::string name = shown(setting.name.substr(0, setting.name.find('.')));
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        if (names.size() == 4) break;
+    }
+    return fmt::format("{}", fmt::join(names, ", "));
 }
 
 } // namespace
@@ -61,7 +79,9 @@ SettingsFile read_settings(const std::vector<std::string>& files, const std::str
         refuse("{}: starts no training: no command with flags and no section of settings was found",
                fmt::join(files, ", "));
     if (all.format.empty())
-        refuse("{}: of which engine it is cannot be told: say it with --from", files.empty() ? "" : files.front());
+        refuse("{}: of which engine settings named {} are cannot be told: say it with --from, or give the command that "
+               "reads the file",
+               files.empty() ? "" : files.front(), some_names(all));
     return all;
 }
 

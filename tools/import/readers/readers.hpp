@@ -8,6 +8,10 @@
 #include <string>
 #include <vector>
 
+namespace YAML {
+class Node;
+}
+
 namespace moe::tools {
 
 // All throw Error (bad_input) "FILE:LINE: why" for what is not of the format or beyond a bound of size or nesting.
@@ -25,6 +29,21 @@ SettingsFile settings_of_variables(const BashValues& values, const std::string& 
 // YAML: the recipes of Megatron-LM (ARGS or MODEL_ARGS beside ENV_VARS), else sections whose names are joined by
 // points.
 SettingsFile read_yaml(const std::string& text, const std::string& file, BashValues& values);
+// Adds the values of a YAML document below `name` ("" at the top): sections become names with points, lists several
+// values.
+void add_yaml(SettingsFile& into, const YAML::Node& node, const std::string& name, const std::string& file);
+
+// Whether YAML is a configuration of Primus, whose modules name a framework.
+bool is_primus(const YAML::Node& root);
+// Such a configuration: its module's overrides over the files that it names, which are looked up in the folder
+// primus/configs above it where `values` follow files.
+SettingsFile read_primus(const YAML::Node& root, const std::string& file, const BashValues& values);
+
+// Puts the values in the place of ${a.b}, ${.c} and ${mul:2,${.d}}; what cannot be known is marked.
+void fill_references(SettingsFile& file);
+// The program whose settings they are, by names of theirs: "verl", "slime", "nemo-rl", "nemo"; empty: none.
+std::string program_of(const SettingsFile& file);
+
 // TOML: sections whose names are joined by points.
 SettingsFile read_toml(const std::string& text, const std::string& file);
 

@@ -39,4 +39,17 @@ void SettingsFile::set(Setting setting) {
     settings.push_back(std::move(setting));
 }
 
+bool SettingsFile::has(const std::string& words) const {
+    if (const std::size_t bar = words.find('|'); bar != std::string::npos)
+        return has(words.substr(0, bar)) || has(words.substr(bar + 1));
+    if (words.starts_with('!')) return !has(words.substr(1));
+    const std::size_t equals = words.find('=');
+    const Setting* setting = find(words.substr(0, equals));
+    if (setting == nullptr) return false;
+    const std::vector<std::string>& values = setting->values;
+    if (equals != std::string::npos)
+        return std::find(values.begin(), values.end(), words.substr(equals + 1)) != values.end();
+    return values.size() != 1 || (values[0] != "false" && values[0] != "False" && values[0] != "null");
+}
+
 } // namespace moe::tools

@@ -23,7 +23,8 @@ struct Setting {
     std::vector<std::string> values; // values, one for each member of a list; none: a flag that is there
     std::string file;
     std::size_t line = 0; // line from 1; 0 = not known
-    bool dumped = false;  // one of all that a program has, in the program's name for it: most have their defaults
+    bool dumped = false;  // one of all that a program has: most have their defaults
+    bool named = false;   // in the program's name for it: "num_layers"; a switch that is off has the value "false"
 
     bool unknown() const;      // whether some value cannot be known from the file
     std::string place() const; // "FILE:LINE"
@@ -42,12 +43,16 @@ struct SettingsFile {
     std::vector<Setting> settings;
     std::map<std::string, std::string> environment; // environment of the run, as far as the file sets it
     std::vector<Unread> unread;
+    std::string program;          // program that hands its settings to the engine: "ms-swift"; empty: none
     std::string recipe;           // recipe that the settings change, empty: none
     int nodes = 0, processes = 0; // processes: number of each node; 0 = not in the file
     int tasks = 0;                // tasks of all nodes, 0 = not in the file
 
     const Setting* find(const std::string& name) const; // last setting of that name
     void set(Setting setting);                          // replaces an earlier setting of that name
+    // "SETTING": whether it is on; "SETTING=WORD": whether it has that word; "!" before either: whether not.
+    // Of several with a bar between them one is enough.
+    bool has(const std::string& words) const;
 };
 
 // The largest file that is read, and how many settings one may have.

@@ -1,15 +1,19 @@
 // YAML by yaml-cpp. Sections become names with points; the recipes of Megatron-LM become flags.
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 #include "planner/base/names.hpp"
 #include "tools/import/readers/readers.hpp"
 
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 namespace moe::tools {
 namespace {
+
+constexpr int most_files = 200; // that one file stands over
 
 std::size_t line_of(const YAML::Node& node) {
     const int line = node.Mark().line;
@@ -20,6 +24,7 @@ struct Reader {
     SettingsFile& into;
     const std::string& file;
     bool dumped = false; // a whole configuration, as Megatron-Bridge writes one beside its checkpoints
+    bool base = false;   // a file below another, or above one: what has no value there may have one in the other
     std::size_t nodes = 0;
 
     void count(int depth) {
@@ -66,7 +71,7 @@ struct Reader {
             for (const auto& item : node) {
                 if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
                 const std::string key = item.first.Scalar();
-                if (dumped && (key == "_target_" || item.second.IsNull())) continue;
+                if (dumped && !base && (key == "_target_" || item.second.IsNull())) continue;
                 flatten(item.second, name.empty() ? key : fmt::format("{}.{}", name, key), depth + 1);
             }
             return;
@@ -79,6 +84,8 @@ struct Reader {
         } else {
             setting.values.push_back(member(node, depth));
         }
+        if (node.IsNull()) // The section goes that a file below has there.
+            std::erase_if(into.settings, [&name](const Setting& one) { return one.name.starts_with(name + "."); });
         into.set(std::move(setting));
     }
 };
@@ -135,7 +142,41 @@ std::string format_of(const YAML::Node& root) {
     return {};
 }
 
+// The files below which this one lies by its `defaults`, then its own sections over them.
+void add_sections(Reader& reader, const YAML::Node& root, BashValues& values, int depth, int& files) {
+    if (depth > max_depth || ++files > most_files) refuse("{}: too many files under defaults", reader.file);
+    const YAML::Node below = root["defaults"];
+    std::vector<std::string> names;
+    if (below && below.IsScalar()) names.push_back(below.Scalar());
+    if (below && below.IsSequence())
+        for (const auto& item : below)
+            if (item.IsScalar() && item.Scalar() != "_self_") names.push_back(item.Scalar());
+    for (const std::string& name : names) {
+        std::filesystem::path path = std::filesystem::path(reader.file).parent_path() / name;
+        if (!path.has_extension()) path += ".yaml";
+        std::error_code none;
+        if (!values.follows() || !std::filesystem::is_regular_file(path, none)) {
+            reader.into.unread.push_back({name, "no such file beside it", reader.file, line_of(below)});
+            continue;
+        }
+        const std::string file = path.lexically_normal().string();
+        const YAML::Node base = YAML::Load(read_file(file, max_file_bytes));
+        if (!base.IsMap()) refuse("{}: must be a map of sections", file);
+        Reader lower{reader.into, file, true, true};
+        add_sections(lower, base, values, depth + 1, files);
+    }
+    for (const auto& item : root) {
+        if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", reader.file, line_of(item.first));
+        const std::string name = item.first.Scalar();
+        if (name != "env_vars" && name != "_target_" && name != "defaults") reader.flatten(item.second, name, 1);
+    }
+}
+
 } // namespace
+
+void add_yaml(SettingsFile& into, const YAML::Node& node, const std::string& name, const std::string& file) {
+    Reader{into, file}.flatten(node, name, name.empty() ? 0 : 1);
+}
 
 SettingsFile read_yaml(const std::string& text, const std::string& file, BashValues& values) {
     SettingsFile result;
@@ -143,6 +184,7 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
     try {
         const YAML::Node root = YAML::Load(text);
         if (!root.IsMap()) refuse("{}: must be a map of sections", file);
+        if (is_primus(root)) return read_primus(root, file, values);
         const YAML::Node args = root["ARGS"] ? root["ARGS"] : root["MODEL_ARGS"];
         for (const char* section : {"ENV_VARS", "env_vars"})
             if (root[section] && root[section].IsMap()) read_environment(reader, root[section], values);
@@ -151,12 +193,19 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
             read_recipe(reader, args, values);
             return result;
         }
+        if (root["_target_"] && root["_target_"].IsScalar() && root["_target_"].Scalar().starts_with("nemo."))
+            refuse(
+                "{}:{}: a recipe of NeMo 2 is not read: give the script that starts it with Megatron-LM's arguments, "
+                "or a log of them",
+                file, line_of(root["_target_"]));
         result.format = format_of(root);
         reader.dumped = root["_target_"].IsDefined();
-        for (const auto& item : root) {
-            if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
-            if (item.first.Scalar() != "env_vars" && item.first.Scalar() != "_target_")
-                reader.flatten(item.second, item.first.Scalar(), 1);
+        int files = 0;
+        add_sections(reader, root, values, 0, files);
+        fill_references(result);
+        if (const std::string program = program_of(result); !program.empty()) {
+            result.program = program;
+            result.format = "megatron-lm";
         }
     } catch (const YAML::Exception& error) {
         refuse("{}:{}: not valid YAML: {}", file, error.mark.line + 1, shown(error.msg));
