@@ -2,6 +2,7 @@
 // sparse attention, groups, shared experts.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/lumps.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -199,10 +200,37 @@ void read_dots1(const JsonObject& json, model::Model& model) {
     add_deepseek_layers(json, model, attention, &moe, 0);
 }
 
-// A.X-K1: DeepSeek-V3 with a norm of the experts' sum in each layer, which is not counted.
+// A.X-K1: DeepSeek-V3 with a norm of the experts' sum in each layer.
 void read_axk1(const JsonObject& json, model::Model& model) {
     read_deepseek(json, model, true, 1);
-    model.not_executable = "AXK1ForCausalLM: the norm behind experts is not trained yet";
+    for (model::LayerKind& kind : model.kinds)
+        if (kind.moe) join(kind.attention.lump, lump_of("a norm behind experts", {0, model.hidden}));
+}
+
+// Hy-4: GLM-5's attention with sinks and gates of the output, in hyper-connections that do not mix their streams.
+void read_hy_v4(const JsonObject& json, model::Model& model) {
+    read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.827}, 1);
+    model.residual_streams = integer_or(json, "hc_mult", 4, 2, 64);
+    model.unmixed_streams = true;
+    pass_over(json, {"hc_magnitude", "hc_eps", "learnable_sink_init"});
+    for (model::LayerKind& kind : model.kinds) {
+        const std::int64_t heads = kind.attention.heads;
+        join(kind.attention.lump,
+             lump_of("an output gate and sinks", {model.hidden * heads * kind.attention.v_dim, heads}));
+        if (kind.moe) kind.swiglu_limit = json.number_or("swiglu_limit", 10.0, 0.0, 1e6);
+    }
+}
+
+// A.X-K2: DeepSeek-V3.2 whose projection of queries makes output gates as well, from a latent of twice the width, and
+// whose norms before attention and experts have gates of a narrow MLP.
+void read_axk2(const JsonObject& json, model::Model& model) {
+    read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.5}, 1);
+    const std::int64_t narrow = 2 * model.hidden * integer_or(json, "gated_norm_rank", 16, 1, max_hidden);
+    for (model::LayerKind& kind : model.kinds) {
+        const model::Attention& a = kind.attention;
+        const std::int64_t gates = std::int64_t{a.q_lora} * a.heads * (a.qk_dim + 2 * a.v_dim);
+        join(kind.attention.lump, lump_of("output gates and gated norms", {gates + (kind.moe ? 2 : 1) * narrow}));
+    }
 }
 
 // Tencent's Youtu-LLM: latent attention of DeepSeek-V3 without experts.

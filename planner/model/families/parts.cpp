@@ -13,6 +13,14 @@ void check_length(const JsonObject& json, const std::string& key, std::size_t fo
         json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries, found {}", layers, found));
 }
 
+std::vector<bool> every(int step, int layers) { return one_of_each(step, step - 1, layers); }
+
+std::vector<bool> one_of_each(int period, int offset, int layers) {
+    std::vector<bool> list;
+    for (int layer = 0; layer < layers; ++layer) list.push_back(layer % period == offset);
+    return list;
+}
+
 std::vector<bool> after(int first, int layers) {
     std::vector<bool> list(static_cast<std::size_t>(layers), true);
     std::fill(list.begin(), list.begin() + std::min(first, layers), false);

@@ -10,6 +10,9 @@
 
 namespace moe::families {
 
+// Layers whose number from 1 the step divides; those whose index leaves a rest by the period.
+std::vector<bool> every(int step, int layers);
+std::vector<bool> one_of_each(int period, int offset, int layers);
 // Refuses a list with another number of entries than there are layers.
 void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers);
 // False for the first so many layers.

@@ -28,12 +28,6 @@ void add_marked(model::Model& model, const std::vector<bool>& sparse, const mode
     }
 }
 
-std::vector<bool> every(int step, int layers) {
-    std::vector<bool> list;
-    for (int layer = 0; layer < layers; ++layer) list.push_back((layer + 1) % step == 0);
-    return list;
-}
-
 model::LayerKind read_base(const JsonObject& json, const model::Model& model, const std::string& activation) {
     model::LayerKind kind;
     kind.attention = read_gqa(json, model);
