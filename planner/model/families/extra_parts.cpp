@@ -111,8 +111,8 @@ void read_minimax_m3(const JsonObject& json, model::Model& model) {
                        width = index_size("index_head_dim", "sparse_index_dim", 128, max_dim);
     const int block = index_size("index_block_size", "sparse_block_size", 128, 1 << 20),
               blocks = index_size("index_topk_blocks", "sparse_topk_blocks", 16, 1 << 10);
-    pass_over(json, {"index_local_blocks", "swiglu_alpha", "hidden_act", "mtp_num_hidden_layers", "num_mtp_modules",
-                     "rotary_dim", "use_gemma_norm", "qk_norm_type", "use_qk_norm"});
+    pass_over(json, {"dense_intermediate_size", "index_local_blocks", "swiglu_alpha", "hidden_act",
+                     "mtp_num_hidden_layers", "num_mtp_modules", "use_gemma_norm", "qk_norm_type", "use_qk_norm"});
     pass_over(sparse, {"sparse_local_block", "sparse_attention_freq"});
     picking.indexer_top_k = block * blocks;
     const auto scores = static_cast<double>(heads * width);

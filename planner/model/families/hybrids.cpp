@@ -153,8 +153,8 @@ void read_mamba1(const JsonObject& json, model::Model& model) {
     pass_over(json, {"expand", "intermediate_size", "mixer_rms_eps", "residual_in_fp32", "use_mambapy",
                      "use_associative_scan", "use_falcon_mambapy"});
     Mamba1 parts;
-    parts.inner = json.has("expand") ? model.hidden * json.integer("expand", 1, 64)
-                                     : json.integer_or("intermediate_size", 2 * model.hidden, 1, max_ffn);
+    // The width counts where files state it, whatever the expansion beside it says.
+    parts.inner = json.integer_or("intermediate_size", model.hidden * integer_or(json, "expand", 2, 1, 64), 1, max_ffn);
     parts.state = integer_or(json, "state_size", 16, 1, max_dim);
     parts.taps = integer_or(json, "conv_kernel", 4, 1, 1024);
     parts.rank = step_rank(json, "time_step_rank", model.hidden);

@@ -81,8 +81,8 @@ const std::vector<Published> published{
     {"Command-R-plus", 104, 0, R"({"architectures": ["CohereForCausalLM"], "hidden_size": 12288,
         "intermediate_size": 33792, "num_attention_heads": 96, "num_key_value_heads": 8, "num_hidden_layers": 64,
         "vocab_size": 256000, "use_qk_norm": true})"},
-    {"Falcon-Mamba-7B", 7.27, 0, R"({"architectures": ["FalconMambaForCausalLM"], "hidden_size": 4096, "expand": 2,
-        "num_hidden_layers": 64, "state_size": 16, "vocab_size": 65024, "tie_word_embeddings": false})"},
+    {"Falcon-Mamba-7B", 7.27, 0, R"({"architectures": ["FalconMambaForCausalLM"], "hidden_size": 4096, "expand": 16,
+        "intermediate_size": 8192, "num_hidden_layers": 64, "state_size": 16, "vocab_size": 65024, "tie_word_embeddings": false})"},
 };
 
 model::Model read(const std::string& config) { return families::model_from_json(config, "config.json"); }
