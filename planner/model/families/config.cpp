@@ -329,6 +329,7 @@ void check_natures(const JsonObject& json, const model::Model& model) {
     if (model.architecture == "MiniMaxM3ForCausalLM") known.emplace_back("minimax_m3_sparse");
     if (model.architecture.starts_with("Lfm2")) known.emplace_back("conv");
     if (picks) known = {"deepseek_sparse_attention", "indexed_attention"};
+    if (picks && any(model::AttentionKind::lumped)) known.insert(known.end(), {"linear_attention", "full_attention"});
     if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
     for (const std::string& type : json.strings("layer_types"))
         if (std::find(known.begin(), known.end(), type) == known.end())

@@ -65,30 +65,6 @@ bool has_experts(const JsonObject& json) {
                                             : json.has("n_routed_experts");
 }
 
-// Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
-// letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
-// configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
-std::vector<bool> layers_that_share(const JsonObject& json) {
-    std::vector<bool> shared;
-    const int layers = layer_count(json);
-    if (json.is_array("indexer_types")) {
-        shared = layers_that_are(json, "indexer_types", "shared", "full", layers);
-    } else if (json.is_array("index_topk_pattern")) {
-        shared = layers_that_are(json, "index_topk_pattern", "S", "F", layers);
-    } else if (json.has("index_topk_pattern")) {
-        const std::string key = "index_topk_pattern", pattern = json.string(key);
-        if (pattern.find_first_not_of("FS") != std::string::npos || static_cast<int>(pattern.size()) != layers)
-            json.refuse_value(key, fmt::format("must be {} letters, F (picks keys) or S (shares them)", layers));
-        for (const char letter : pattern) shared.push_back(letter == 'S');
-    } else {
-        const int step = integer_or(json, "index_topk_freq", 1, 1, max_layers);
-        const int offset = integer_or(json, "index_skip_topk_offset", 2, 0, max_layers);
-        for (int layer = 0; layer < layers; ++layer) shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
-    }
-    if (shared.front()) refuse("{}: the first layer cannot share the keys of one before it", json.place());
-    return shared;
-}
-
 // DeepSeek sparse attention: an indexer picks the keys that latent attention sees.
 // Its queries and keys turn by halves in DeepSeek's code and by neighbouring columns in GLM's (transformers 5.24,
 // modeling_deepseek_v32.py and modeling_glm_moe_dsa.py).

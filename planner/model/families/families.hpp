@@ -125,6 +125,7 @@ void read_dbrx(const JsonObject& json, model::Model& model);
 void read_arctic(const JsonObject& json, model::Model& model);
 void read_aria(const JsonObject& json, model::Model& model);
 void read_grok2(const JsonObject& json, model::Model& model);
+void read_klear(const JsonObject& json, model::Model& model);
 void read_kolibri(const JsonObject& json, model::Model& model);
 void read_longcat(const JsonObject& json, model::Model& model);
 void read_pangu_pro(const JsonObject& json, model::Model& model);
@@ -132,6 +133,10 @@ void read_pangu_ultra(const JsonObject& json, model::Model& model);
 void read_skywork(const JsonObject& json, model::Model& model);
 void read_smallthinker(const JsonObject& json, model::Model& model);
 void read_xverse(const JsonObject& json, model::Model& model);
+
+// sparse_latent.cpp
+void read_glm5_next(const JsonObject& json, model::Model& model);
+void read_mistral_large4(const JsonObject& json, model::Model& model);
 
 // sliding.cpp
 void read_mimo_v2(const JsonObject& json, model::Model& model);
