@@ -143,6 +143,40 @@ TEST_CASE("lumps: as many parameters as cards and reports say, no field unread")
     }
 }
 
+TEST_CASE("lumps: FLOPs of a layer are six for each multiply-accumulate of its matrices and its core") {
+    const auto of_layer = [](const std::string& name, const std::string& fields) {
+        const auto flops = [&](int layers) {
+            return model::model_flops_per_token(read("{\"architectures\": [\"" + name +
+                                                     R"("], "hidden_size": 64, "intermediate_size": 96,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "num_hidden_layers": )" +
+                                                     std::to_string(layers) + ", " + fields + "}"),
+                                                256);
+        };
+        return (flops(2) - flops(1)) / 6.0;
+    };
+    const double mlp = 3.0 * 64 * 96, heads = 64.0 * (64 + 2 * 32) + 64.0 * 64, scores = 128.0 * 2 * 64;
+    CHECK(of_layer("Lfm2ForCausalLM", R"("full_attn_idxs": [0], "block_auto_adjust_ff_dim": false)") ==
+          nearly(4.0 * 64 * 64 + 3 * 64 + mlp));
+    CHECK(of_layer("CohereForCausalLM", R"("use_qk_norm": false)") == nearly(heads + scores + mlp));
+    // Mamba-2 of 32 channels, one group and a state of 16: projections, taps, 3.5 for each element of the state.
+    const double mamba = 64.0 * (32 + 64 + 2) + 32.0 * 64 + 4 * 64 + 3.5 * 32 * 16;
+    CHECK(of_layer("FalconH1ForCausalLM", R"("mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_state": 16)") ==
+          nearly(heads + scores + mamba + mlp));
+    // An indexer of two heads of 8 scores all keys before a token; 64 of them are picked.
+    const auto minimax = [](const std::string& type) {
+        return model::model_flops_per_token(
+                   read(R"({"architectures": ["MiniMaxM3VLForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rotary_dim": 8, "vocab_size": 128,
+            "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2,
+            "index_head_dim": 8, "index_block_size": 16, "index_topk_blocks": 4, "layer_types": [")" +
+                        type + "\"]}"),
+                   256) /
+               6.0;
+    };
+    const double index = 64.0 * 3 * 8 + 128.0 * 2 * 8, picked = 64.0 * (1.0 - 64.0 / 512) * 2 * 64;
+    CHECK(minimax("minimax_m3_sparse") - minimax("full_attention") == nearly(index + picked - scores));
+}
+
 TEST_CASE("lumps: GroveMoE counts a small expert once for those of its group that a token chooses") {
     const auto grove = [](int chosen, int group) {
         return read(R"({"architectures": ["GroveMoeForCausalLM"], "hidden_size": 64, "moe_intermediate_size": 32,

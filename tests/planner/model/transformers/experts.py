@@ -29,7 +29,7 @@ INERT = re.compile(r"_id$|_ids$|dtype|dropout|initializer|transformers_|cache|ou
 
 # What fields that are null or missing may say.
 # Sums of fields beside them, which a changed field would contradict; and sizes of which 0 is none here and an empty matrix there.
-DERIVED = {"qk_head_dim", "layers_block_type", "layer_group_size"}
+DERIVED = {"qk_head_dim"}
 NEVER_NONE = {"q_lora_rank", "num_experts_per_tok", "moe_topk", "hc_mult"}
 
 GUESSES = {"sliding_window": [64], "head_dim": [24], "q_lora_rank": [36], "num_key_value_heads": [3], "mlp_only_layers": [[1]],
@@ -90,7 +90,8 @@ def module_of(config):
     name = TOWERS[type(config).model_type]
     with torch.device("meta"):
         model = getattr(transformers, name[0] if isinstance(name, tuple) else name)(config)
-    return [model.get_decoder(), model.get_output_embeddings()]
+    text = type(config.get_text_config())
+    return [next(part for part in model.modules() if type(getattr(part, "config", None)) is text), model.get_output_embeddings()]
 
 
 def theirs(model_type, architecture, config):
@@ -170,7 +171,7 @@ def cases_of(moe_plan, model_type, architecture):
 def main(moe_plan, *options):
     every = "--all" in options
     only = [option for option in options if option != "--all"]
-    sums = {}
+    sums, refusals = {}, {}
     families = sorted({**TOWERS, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.items())
     chosen = [(kind, name) for kind, name in families if (not only or kind in only) and (only or (kind in CONFIG_MAPPING and (every or has_experts(CONFIG_MAPPING[kind]))))]
     for model_type, architecture in chosen:
@@ -181,9 +182,14 @@ def main(moe_plan, *options):
                 print(f"{model_type}: {name}: {verdict}: transformers {count}, ours {found}", flush=True)
             if verdict == "refused" and name == "as it is":
                 break
+            if verdict == "refused":
+                line = re.sub(r"[\d.]+", "N", found.split("config.json: ")[-1])
+                refusals.setdefault(line, f"{model_type}: {name}")
         print(f"{model_type}: {here}", flush=True)
         for verdict, number in here.items():
             sums[verdict] = sums.get(verdict, 0) + number
+    for line, first in sorted(refusals.items()):
+        print(f"refused: {line} ({first})")
     print(f"{len(chosen)} families: {sums}")
     return 1 if sums.get("differs") or sums.get("crashed") else 0
 
