@@ -38,8 +38,8 @@ constexpr std::array lacks{
     Lack{"embeddings or cross-attention of other layers", " gemma3n* gemma4assistant gemma4unified* mllama "},
     Lack{"hierarchies or loops of models", " blt hrmtext "},
     Lack{"attention of experts", " diffllama doge dory "},
-    Lack{"embeddings of n-grams", " longcatflashngram* flashlocal* "},
-    Lack{"experts of another design", " dots3note* qwen4exp* "},
+    Lack{"embeddings of n-grams", " longcatflashngram* flashlocal* qwen4exp* "},
+    Lack{"windows of latent attention with sizes of their own", " dots3note* "},
     Lack{"dense decoders of this family",
          " emu3 exaone gotocr2 helium internlm3 iquestcoder mosstranscribediarize phi4multimodal "},
 };

@@ -78,7 +78,7 @@ void read_bailing_hybrid(const JsonObject& json, model::Model& model) {
     model::Attention full = json.has("kv_lora_rank") ? read_mla(json) : read_ling_attention(json, model);
     if (delta) full.lump = lump_of("a gate of each head", {model.hidden * full.heads});
     const std::int64_t norms = std::int64_t{heads} * width + (json.boolean_or("use_qk_norm", false) ? 2 * width : 0);
-    const int taps = integer_or(json, spelled(json, "short_conv_kernel_size", "linear_conv_kernel_dim"), 4, 1, 1024);
+    const int taps = integer_or(json, spelled(json, "linear_conv_kernel_dim", "short_conv_kernel_size"), 4, 1, 1024);
     const bool whole = says(json, "no_kda_lora", true);
     const model::Attention linear = lumped(delta ? delta_by_channel(model.hidden, {heads, width, taps, whole, whole})
                                                  : lightning_attention(model.hidden, heads, width, norms));
