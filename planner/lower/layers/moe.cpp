@@ -154,9 +154,8 @@ program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
         b.module = program::Module::shared_experts;
         dnormed = b.add(dnormed, dshared, "dmoe_norm");
     }
-    if (kind_.parallel) return dnormed;
     b.module = program::Module::layernorm;
-    return norm_.backward(b, dnormed, dy);
+    return kind_.parallel ? dnormed : norm_.backward(b, dnormed, dy);
 }
 
 void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
