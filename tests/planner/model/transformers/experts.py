@@ -42,7 +42,8 @@ LAYERS = {"lfm2_moe": ["conv", "full_attention", "conv", "full_attention"]}
 
 def text_of(config):
     """The saved config of a language model, and the dictionary of it that holds its fields."""
-    inner = next((key for key in ("text_config", "llm_config", "language_config", "thinker_config") if isinstance(config.get(key), dict)), None)
+    names = ("text_config", "llm_config", "language_config", "thinker_config")
+    inner = next((key for key in names if isinstance(config.get(key), dict)), None)
     return text_of(config[inner]) if inner else config
 
 
@@ -61,7 +62,8 @@ def values(key, value, layers):
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
-        return [other for other in dict.fromkeys([0, 1, 2, value * 2, value // 2]) if other not in (value, 0 if key in NEVER_NONE else None)]
+        least = 1 if key in NEVER_NONE else 0
+        return [other for other in dict.fromkeys([0, 1, 2, value * 2, value // 2]) if other != value and other >= least]
     if isinstance(value, list) and len(value) == layers and all(isinstance(entry, (str, int, bool)) for entry in value):
         kinds = list(dict.fromkeys(value))
         return [value[::-1], *[[kind] * layers for kind in kinds]]
@@ -173,7 +175,8 @@ def main(moe_plan, *options):
     only = [option for option in options if option != "--all"]
     sums, refusals = {}, {}
     families = sorted({**TOWERS, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.items())
-    chosen = [(kind, name) for kind, name in families if (not only or kind in only) and (only or (kind in CONFIG_MAPPING and (every or has_experts(CONFIG_MAPPING[kind]))))]
+    wanted = lambda kind: kind in only if only else kind in CONFIG_MAPPING and (every or has_experts(CONFIG_MAPPING[kind]))
+    chosen = [(kind, name) for kind, name in families if wanted(kind)]
     for model_type, architecture in chosen:
         here = {}
         for name, verdict, count, found in cases_of(moe_plan, model_type, architecture):
