@@ -123,6 +123,16 @@ void read_deepseek_v1(const JsonObject& json, model::Model& model) {
     const model::Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : model::Moe{};
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
 }
+
+// Its text's heads divide the hidden width, whatever head_dim says.
+void read_deepseek_ocr2(const JsonObject& json, model::Model& model) {
+    read_deepseek_v1(json, model);
+    for (model::LayerKind& kind : model.kinds) {
+        model::Attention& a = kind.attention;
+        a.qk_dim = a.v_dim = a.rope_dim = static_cast<int>(model.hidden / a.heads);
+    }
+}
+
 void read_deepseek_v2(const JsonObject& json, model::Model& model) { read_deepseek(json, model, false); }
 void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepseek(json, model, true, 3); }
 

@@ -51,7 +51,7 @@ constexpr std::array families{
     Family{"CwmForCausalLM", "cwm", "CwmForCausalLM", read_windowed, kv_head},
     Family{"DbrxForCausalLM", "dbrx", "DbrxForCausalLM", read_dbrx},
     Family{"DeepseekForCausalLM", "deepseek", "DeepseekForCausalLM", read_deepseek_v1},
-    Family{"DeepseekOcr2ForConditionalGeneration", "deepseek_ocr2", "DeepseekForCausalLM", read_deepseek_v1, kv},
+    Family{"DeepseekOcr2ForConditionalGeneration", "deepseek_ocr2", "DeepseekForCausalLM", read_deepseek_ocr2, kv},
     Family{"DeepseekV2ForCausalLM", "deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek_v2, latent},
     Family{"DeepseekV32ForCausalLM", "deepseek_v32", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},
     Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3, latent},

@@ -19,6 +19,7 @@ void read_qwen3_next(const JsonObject& json, model::Model& model);
 
 // deepseek.cpp
 void read_deepseek_v1(const JsonObject& json, model::Model& model);
+void read_deepseek_ocr2(const JsonObject& json, model::Model& model);
 void read_deepseek_v2(const JsonObject& json, model::Model& model);
 void read_deepseek_v3(const JsonObject& json, model::Model& model);
 void read_deepseek_v4(const JsonObject& json, model::Model& model);

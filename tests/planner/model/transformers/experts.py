@@ -37,7 +37,8 @@ GUESSES = {"sliding_window": [64], "head_dim": [24], "q_lora_rank": [36], "num_k
 
 
 # Types of the four small layers, of classes that have none by default.
-LAYERS = {"lfm2_moe": ["conv", "full_attention", "conv", "full_attention"]}
+LAYERS = {"lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+          "deepseek_ocr2": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}}
 
 
 def text_of(config):
@@ -129,7 +130,7 @@ def small_config(model_type):
     text = default.get_text_config()
     inner = None if text is default else next(key for key, value in vars(default).items() if value is text)
     make = lambda fields: config_class(**({inner: fields} if inner else fields))
-    kept = {"layer_types": LAYERS[model_type]} if model_type in LAYERS else {}
+    kept = dict(LAYERS.get(model_type, {}))
     for key, value in SMALL.items():
         try:
             if hasattr(text, key):
