@@ -13,6 +13,7 @@ public:
     DecoderLayer(const model::Model& model, const model::LayerKind& kind, const std::string& key, const std::string& hf,
                  int index)
         : bf16_(kind.bf16),
+          parallel_(kind.parallel),
           scales_(kind.output_scale),
           index_(index),
           key_(key + ".output_scale"),
@@ -35,8 +36,9 @@ public:
     program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId& keys) {
         b.bf16 = bf16_;
         if (attention_) x = attention_->forward(b, x, keys);
-        if (moe_) x = moe_->forward(b, x);
-        if (mlp_) x = mlp_->forward(b, x);
+        const program::TensorId given = parallel_ ? attention_->normed() : program::no_tensor;
+        if (moe_) x = moe_->forward(b, x, given);
+        if (mlp_) x = mlp_->forward(b, x, given);
         x = scaled(b, x, "layer_scaled");
         b.bf16 = false;
         return x;
@@ -45,9 +47,15 @@ public:
         b.bf16 = bf16_;
         b.phase = program::Phase::dgrad;
         dy = scaled(b, dy, "dlayer_scaled");
-        if (mlp_) dy = mlp_->backward(b, dy);
-        if (moe_) dy = moe_->backward(b, dy);
-        if (attention_) dy = attention_->backward(b, dy);
+        if (parallel_) {
+            const program::TensorId dnormed = mlp_ ? mlp_->backward(b, dy) : moe_->backward(b, dy);
+            b.phase = program::Phase::dgrad;
+            dy = attention_->backward(b, dy, dnormed);
+        } else {
+            if (mlp_) dy = mlp_->backward(b, dy);
+            if (moe_) dy = moe_->backward(b, dy);
+            if (attention_) dy = attention_->backward(b, dy);
+        }
         b.bf16 = false;
         return dy;
     }
@@ -62,7 +70,7 @@ private:
         return y;
     }
 
-    bool bf16_, scales_;
+    bool bf16_, parallel_, scales_;
     int index_;
     std::string key_, name_;
     std::optional<layers::AttentionLayer> attention_;

@@ -31,8 +31,9 @@ Count gqa(const Attention& a, double h, const Sequence& seq) {
     const double keys = static_cast<double>(a.kv_heads) * a.qk_dim;
     const double values = static_cast<double>(a.kv_heads) * a.v_dim;
     const double out = static_cast<double>(a.heads) * a.v_dim;
-    const double matrices = h * (query + keys + (a.k_eq_v ? 0.0 : values)) + out * h + (a.output_gate ? h * out : 0.0) +
-                            (a.head_gate ? h * a.heads : 0.0);
+    const double queries = a.q_lora > 0 ? a.q_lora * (h + query + 1.0) : h * query;
+    const double matrices = queries + h * (keys + (a.k_eq_v ? 0.0 : values)) + out * h +
+                            (a.output_gate ? h * out : 0.0) + (a.head_gate ? h * a.heads : 0.0);
     double vectors = a.qkv_bias ? query + keys + values : 0.0;
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
@@ -84,12 +85,6 @@ Count gated_delta(const Attention& a, double h) {
     const double matrices =
         h * (2.0 * keys + 2.0 * values + 2.0 * a.value_heads) + a.conv_kernel * (2.0 * keys + values) + values * h;
     const double state = 4.0 * a.value_heads * a.value_dim * a.value_dim;
-    if (a.out_lora > 0) { // KDA: decay by channel and the output gate are latents' products (arXiv 2510.26692)
-        const double latents = a.out_lora * (2.0 * h + keys + values);
-        const double projections =
-            h * (2.0 * keys + values + a.value_heads) + latents + a.conv_kernel * (2.0 * keys + values) + values * h;
-        return {projections + a.value_heads + keys + a.value_dim, projections + state};
-    }
     return {matrices + 2.0 * a.value_heads + a.value_dim, matrices + state};
 }
 
@@ -132,7 +127,7 @@ Count compressed(const Attention& a, double h, const Sequence& seq) {
     return {projections + sparse.weights + (a.sinks ? a.heads : 0.0), projections + sparse.macs};
 }
 
-Count attention(const Attention& a, double h, const Sequence& seq) {
+Count kind_count(const Attention& a, double h, const Sequence& seq) {
     switch (a.kind) {
     case AttentionKind::gqa:
         return gqa(a, h, seq);
@@ -144,18 +139,34 @@ Count attention(const Attention& a, double h, const Sequence& seq) {
         return compressed(a, h, seq);
     case AttentionKind::mamba:
         return mamba(a, h);
+    case AttentionKind::lumped:
     case AttentionKind::none:
         return {};
     }
     return {};
 }
 
+Count attention(const Attention& a, double h, const Sequence& seq) {
+    const Count core = kind_count(a, h, seq);
+    return {core.weights + static_cast<double>(a.lump.weights),
+            core.macs + a.lump.macs + a.lump.macs_per_key * seq.length / 2.0};
+}
+
 // Maps of n residual streams around attention and around the MLP: n pre, n post and n x n mixing weights, each a linear
 // function of all streams, with biases and three scales.
-double hyper_connections(double streams, double h) {
+double hyper_connections(const Model& model) {
+    const auto streams = static_cast<double>(model.residual_streams), h = static_cast<double>(model.hidden);
     if (streams <= 1.0) return 0.0;
-    const double outputs = streams * streams + 2.0 * streams;
-    return 2.0 * (outputs * streams * h + outputs + 3.0);
+    const double outputs = (model.unmixed_streams ? 0.0 : streams * streams) + 2.0 * streams;
+    return 2.0 * (outputs * streams * h + outputs + (model.unmixed_streams ? 2.0 : 3.0));
+}
+
+// Of a group of experts, that a token chooses none of them.
+double chance_of_none(const Moe& moe) {
+    double chance = 1.0;
+    for (int chosen = 0; chosen < moe.top_k; ++chosen)
+        chance *= std::max(0.0, 1.0 - moe.group_size / static_cast<double>(moe.experts - chosen));
+    return chance;
 }
 
 struct LayerCount {
@@ -166,16 +177,16 @@ LayerCount layer(const Model& model, const LayerKind& kind, const Sequence& seq)
     const auto h = static_cast<double>(model.hidden);
     const double matrices = kind.gated ? 3.0 : 2.0;
     const Count core = attention(kind.attention, h, seq);
-    const double parts =
-        (kind.attention.kind != AttentionKind::none ? 1.0 : 0.0) + (kind.moe || kind.dense() ? 1.0 : 0.0);
+    const bool mixes = kind.attention.kind != AttentionKind::none, transforms = kind.moe || kind.dense();
+    const double parts = kind.parallel ? 1.0 : (mixes ? 1.0 : 0.0) + (transforms ? 1.0 : 0.0);
     const double norms = parts * h * (model.layer_norm_bias ? 2.0 : 1.0) * (model.post_norms ? 2.0 : 1.0);
-    const double outside =
-        core.weights + norms + (kind.output_scale ? 1.0 : 0.0) + hyper_connections(model.residual_streams, h);
+    const auto idle = static_cast<double>(kind.attention.lump.idle);
+    const double outside = core.weights + norms + (kind.output_scale ? 1.0 : 0.0) + hyper_connections(model);
     if (!kind.moe) {
         const auto width = static_cast<double>(kind.dense_ffn);
         const double weights = matrices * h * width;
         const double bias = kind.mlp_bias && kind.dense() ? (matrices - 1.0) * width + h : 0.0;
-        return {outside + weights + bias, outside + weights + bias, core.macs + weights};
+        return {outside + weights + bias, outside + weights + bias - idle, core.macs + weights};
     }
     const Moe& moe = *kind.moe;
     const double width = moe.latent > 0 ? static_cast<double>(moe.latent) : h; // width of an expert's tokens
@@ -188,10 +199,14 @@ LayerCount layer(const Model& model, const LayerKind& kind, const Sequence& seq)
     const double vectors = (moe.router.linear_bias ? 1.0 : 0.0) + (moe.router.expert_bias ? 1.0 : 0.0);
     // Vectors are those of inputs of router and experts, of outputs of both branches, and a factor for each expert.
     const double branches = moe.branch_norms ? 4.0 * h + moe.experts : 0.0;
+    // Of small experts a token passes those of the groups that it reaches, as many as are expected where all experts
+    // are chosen alike; the shares of them in its routed experts are fewer.
+    const double reached = moe.experts * (1.0 - chance_of_none(moe)) - moe.top_k;
+    const double small = reached / moe.group_size * matrices * width * static_cast<double>(moe.group_ffn);
     const double always =
         outside + shared + shared_bias + latent + branches + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
-    return {always + moe.experts * (routed + bias), always + moe.top_k * (routed + bias),
-            core.macs + moe.top_k * routed + shared + latent};
+    return {always + moe.experts * (routed + bias), always + moe.top_k * (routed + bias) + small - idle,
+            core.macs + moe.top_k * routed + small + shared + latent};
 }
 
 // Projection of [hidden, embedding] to the hidden width, with the norms of both and the one behind the layer.
@@ -201,7 +216,7 @@ double mtp_projection(double h) { return 2.0 * h * h + 3.0 * h; }
 
 double keys_seen(const Attention& attention, std::int64_t seq, const DocumentLengths* documents) {
     if (documents != nullptr && !documents->bins.empty()) {
-        const std::int64_t most = attention.sparse() ? attention.indexer_top_k : attention.window;
+        const std::int64_t most = attention.picks() ? attention.indexer_top_k : attention.window;
         if (attention.chunk == 0) return documents->keys_seen(seq, most);
         DocumentLengths cut = *documents; // A chunk is a document that ends no later.
         for (DocumentLengths::Bin& bin : cut.bins) {
@@ -216,7 +231,7 @@ double keys_seen(const Attention& attention, std::int64_t seq, const DocumentLen
         const auto chunk = static_cast<double>(attention.chunk), rest = static_cast<double>(seq % attention.chunk);
         return ((s - rest) * chunk + rest * rest) / (2.0 * s);
     }
-    if (attention.sparse()) {
+    if (attention.picks()) {
         const double picked = std::min(static_cast<double>(attention.indexer_top_k), s);
         return picked * (1.0 - picked / (2.0 * s));
     }
@@ -228,7 +243,8 @@ ParameterCount count_parameters(const Model& model) {
     const auto h = static_cast<double>(model.hidden);
     const double table = static_cast<double>(model.vocab) * h;
     double total = table * (model.tied_embeddings ? 1.0 : 2.0) + h * (model.layer_norm_bias ? 2.0 : 1.0) +
-                   (model.head_bias ? static_cast<double>(model.vocab) : 0.0);
+                   (model.head_bias ? static_cast<double>(model.vocab) : 0.0) +
+                   static_cast<double>(model.other_weights);
     // Hyper-connections end in one more map, of all streams to the one that the head reads.
     if (const double streams = model.residual_streams; streams > 1.0) total += streams * streams * h + streams + 1.0;
     double active = total;

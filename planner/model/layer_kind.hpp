@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace moe::model {
 
@@ -14,6 +15,7 @@ enum class AttentionKind : std::uint8_t {
     gated_delta, // gated delta net, the linear attention of Qwen3-Next
     compressed,  // DeepSeek-V4: window plus compressed keys, with an indexer
     mamba,       // Mamba-2, a state space model with a short convolution (Nemotron-H, Nemotron 3)
+    lumped,      // a mixer that is priced alone, as its lump says
     none,        // a layer of a hybrid that is nothing but its MLP or experts
 };
 
@@ -51,6 +53,22 @@ struct QueryScale {
     bool operator==(const QueryScale&) const = default;
 };
 
+// A part that no op here computes and that is priced alone: matrices around a core. Families give its numbers, so that
+// counts are exact whatever it is made of.
+struct Lump {
+    const char* name = "";    // what it is, as `show` says it
+    std::int64_t weights = 0; // of all its matrices and vectors
+    std::int64_t idle = 0;    // of these, what a token leaves out (experts of attention that it does not choose)
+    std::int64_t out = 0; // columns that a last matrix takes back to the hidden width, 0: it has no output of its own
+    double macs = 0.0;    // multiply-accumulates per token of its matrices and its core
+    double macs_per_key = 0.0; // and for each key that a query could see
+
+    bool operator==(const Lump& other) const {
+        return std::string_view(name) == other.name && weights == other.weights && idle == other.idle &&
+               out == other.out && macs == other.macs && macs_per_key == other.macs_per_key;
+    }
+};
+
 struct Attention {
     AttentionKind kind = AttentionKind::gqa;
     int heads = 0;           // query heads
@@ -58,7 +76,7 @@ struct Attention {
     int qk_dim = 0;          // width of queries and keys of a head (MLA: nope + rope)
     int v_dim = 0;           // width of values of a head
     int rope_dim = 0;        // rotated columns per head (MLA: the shared rotary key's width)
-    int q_lora = 0;          // MLA: latent width of queries, 0 = queries projected directly
+    int q_lora = 0;          // latent width of queries, with a norm, 0 = queries projected directly
     int kv_lora = 0;         // MLA: latent width of keys and values
     std::int64_t window = 0; // positions a query sees including itself, 0 = all before it
     std::int64_t chunk = 0;  // positions in a run beyond which no query sees (Llama 4), 0 = the whole sequence
@@ -84,12 +102,14 @@ struct Attention {
     int scan_chunk = 0; // mamba: positions whose products are made at once
     double step_min = 0.0, step_max = std::numeric_limits<double>::infinity(); // mamba: bounds of a step's width
     // compressed
-    int compress_ratio = 0;           // 0 = window only
-    int out_groups = 0, out_lora = 0; // gated_delta: out_lora > 0 is the width that its gates come from (KDA)
-    // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part
+    int compress_ratio = 0; // 0 = window only
+    int out_groups = 0, out_lora = 0;
+    // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part. gqa: so many keys are
+    // picked, by what `lump` counts (MiniMax-M3)
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
     bool indexer_interleaved = false; // its queries and keys turn by neighbouring columns (GLM-5), not by halves
     bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)
+    Lump lump; // lumped: all of it; of other kinds: what stands beside, of the same input, added to the output
 
     // Weights of the norms of queries and of keys.
     std::int64_t q_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? heads : 1); }
@@ -97,7 +117,10 @@ struct Attention {
     bool replicates_keys(int tp) const { return kind == AttentionKind::gqa && kv_heads < tp; }
     int key_heads_of(int tp) const { return replicates_keys(tp) ? 1 : kv_heads / tp; }
     std::int64_t k_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? kv_heads : 1); }
+    // Whether queries see picked keys alone; of latents, sparse().
+    bool picks() const { return kind != AttentionKind::compressed && indexer_top_k > 0; }
     bool sparse() const { return kind == AttentionKind::mla && indexer_top_k > 0; }
+    bool lumps() const { return lump.weights > 0; }
     bool indexes() const { return sparse() && !shares_index; }
     bool operator==(const Attention&) const = default;
 };
@@ -126,6 +149,10 @@ struct Moe {
     int top_k = 0;
     std::int64_t ffn = 0;        // width of one routed expert
     std::int64_t shared_ffn = 0; // total width of the shared expert(s), 0 = none
+    // Width of a small expert that group_size routed ones share, which a token passes once (GroveMoE), 0 = none. Their
+    // share of its weights is in `ffn`.
+    std::int64_t group_ffn = 0;
+    int group_size = 1;
     std::int64_t latent = 0;     // width that tokens travel and experts work in (LatentMoE), 0 = the model's
     bool shared_gate = false;    // sigmoid gate on the shared expert's output (Qwen2-MoE)
     bool expert_bias = false;    // bias in the experts' linear layers (GPT-OSS)
@@ -148,6 +175,7 @@ struct LayerKind {
     // GPT-OSS: the gate is cut at the limit, up at plus and minus the limit (0: none), and 1 is added to up.
     double swiglu_limit = 0.0, shared_limit = 0.0; // the latter of the shared expert
     bool limit_behind = false; // the gate is cut behind its activation, and nothing is added to up (Step-3.5)
+    bool parallel = false;     // MLP or experts read what attention reads, and both are added at once (Cohere)
     bool output_scale = false; // a number of the checkpoint multiplies what the layer hands on; it stays (Gemma 4)
     bool bf16 = false; // a plan's choice, not the architecture's: its products are not quantized (keep_in_bf16())
 

@@ -31,10 +31,12 @@ struct Model {
     double embedding_scale = 1.0, residual_scale = 1.0, logit_scale = 1.0;
     double logit_cap = 0.0; // logits become cap * tanh(logits / cap), 0: they stay as they are (Gemma 4)
     std::vector<LayerKind> kinds;
-    std::vector<int> layers;  // kind of every decoder layer, in order
-    std::vector<int> mtp;     // kind of every multi-token-prediction layer
-    int residual_streams = 1; // hyper-connections (DeepSeek-V4)
-    bool hybrid = false;      // layers of one part each, by a pattern (Nemotron-H)
+    std::vector<int> layers;        // kind of every decoder layer, in order
+    std::vector<int> mtp;           // kind of every multi-token-prediction layer
+    int residual_streams = 1;       // hyper-connections (DeepSeek-V4)
+    bool unmixed_streams = false;   // their maps read and write, and do not mix them with each other (Hy-4)
+    std::int64_t other_weights = 0; // beside the layers, the tables and the last norm, in no product
+    bool hybrid = false;            // layers of one part each, by a pattern (Nemotron-H)
     // Empty when execute can train it; otherwise the config field and value that it cannot run.
     std::string not_executable;
     // Fields of the config whose modules beside the language model (towers of vision, of audio) are in no figure here.

@@ -77,6 +77,9 @@ PlanFault check_key_heads(const Plan& plan, const model::Attention& attention) {
 }
 
 PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
+    if (attention.lumps() && attention.lump.out % plan.tp != 0)
+        return fault("heads % tp", "tp = {}: does not divide the {} columns of {} in {}", plan.tp, attention.lump.out,
+                     attention.lump.name, plan.model->name);
     switch (attention.kind) {
     case model::AttentionKind::gqa:
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
@@ -85,8 +88,6 @@ PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
     case model::AttentionKind::mla:
         return divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp");
     case model::AttentionKind::gated_delta:
-        if (attention.out_lora > 0) // Kimi delta attention, which is only priced
-            return divides(attention.key_heads, "linear_num_key_heads", plan.tp, "tp", "heads % tp");
         // Value heads are a multiple of them.
         if (attention.key_heads % (plan.tp * plan.cp) != 0)
             return fault("heads % tp cp",
@@ -106,6 +107,7 @@ PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
                              "{} = {} of {} is not divisible by tp * cp = {} * {}: Mamba layers trade tokens for heads",
                              name, heads, plan.model->name, plan.tp, plan.cp);
         return {};
+    case model::AttentionKind::lumped:
     case model::AttentionKind::none:
         return {};
     }

@@ -156,7 +156,7 @@ PlanFault check_context(const Plan& plan) {
     for (const model::LayerKind& kind : plan.model->kinds) {
         const model::Attention& a = kind.attention;
         // Layers with a state trade tokens for heads whatever the others do.
-        const bool delta = a.kind == model::AttentionKind::gated_delta && a.out_lora == 0;
+        const bool delta = a.kind == model::AttentionKind::gated_delta;
         if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none || delta) continue;
         if (a.sparse())
             return fault("cp_comm", "cp_comm = {}: keys that an indexer picks are gathered over cp, use ring", name);

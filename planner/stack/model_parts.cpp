@@ -58,10 +58,16 @@ constexpr Part parts[] = {
     {"query_scale",
      [](const Plan& p) { return heads(p, [](const Attention& a) { return a.query_scale.beta != 0.0; }); }},
     {"several_rotations", several_rotations},
-    {"kda",
+    {"lump",
+     [](const Plan& p) { return first_kind(p, [](const LayerKind& k) { return k.attention.lumps(); }) != nullptr; }},
+    {"parallel", [](const Plan& p) { return first_kind(p, [](const LayerKind& k) { return k.parallel; }) != nullptr; }},
+    {"query_latent",
      [](const Plan& p) {
-         return first_kind(p, [](const LayerKind& k) { return gated_delta(k) && k.attention.out_lora > 0; }) != nullptr;
+         return first_kind(p, [](const LayerKind& k) {
+                    return k.attention.kind == model::AttentionKind::gqa && k.attention.q_lora > 0;
+                }) != nullptr;
      }},
+    {"group_experts", [](const Plan& p) { return experts(p, [](const model::Moe& m) { return m.group_ffn > 0; }); }},
     {"layer_norm_without_bias", [](const Plan& p) { return p.model->layer_norm && !p.model->layer_norm_bias; }},
     {"embedding_scale", [](const Plan& p) { return p.model->embedding_scale != 1.0; }},
     {"residual_scale", [](const Plan& p) { return p.model->residual_scale != 1.0; }},

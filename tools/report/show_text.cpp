@@ -18,6 +18,7 @@ std::string softmax_text(const model::Attention& a) {
                            ? fmt::format("{} heads of {}", a.heads, a.qk_dim)
                            : fmt::format("{} query and {} key/value heads of {}", a.heads, a.kv_heads, a.qk_dim);
     if (a.v_dim != a.qk_dim) join(text, fmt::format("values of {}", a.v_dim));
+    if (a.q_lora > 0) join(text, fmt::format("query latent {}", a.q_lora));
     return text;
 }
 
@@ -43,7 +44,8 @@ void add_details(std::string& text, const model::Attention& a) {
     if (a.chunk > 0) join(text, fmt::format("chunks of {}", a.chunk));
     if (a.indexer_top_k > 0) {
         join(text, fmt::format("{} keys picked by an indexer", a.indexer_top_k));
-        text += a.shares_index ? " of an earlier layer" : fmt::format(" of {} heads", a.indexer_heads);
+        if (a.shares_index) text += " of an earlier layer";
+        if (a.indexes()) text += fmt::format(" of {} heads", a.indexer_heads);
     }
     if (a.qk_norm) join(text, "norms of queries and keys");
     if (a.qkv_bias) join(text, "bias of queries, keys and values");
@@ -101,10 +103,13 @@ std::string attention_text(const model::Attention& a) {
     case model::AttentionKind::mamba:
         return fmt::format("Mamba-2: {} heads of {}, state {}, {} groups, convolution of {}", a.value_heads,
                            a.value_dim, a.key_dim, a.key_heads, a.conv_kernel);
+    case model::AttentionKind::lumped:
+        return fmt::format("{}: {} weights", a.lump.name, a.lump.weights);
     case model::AttentionKind::none:
         return "-";
     }
     add_details(text, a);
+    if (a.lumps()) join(text, fmt::format("beside {} of {} weights", a.lump.name, a.lump.weights));
     return text;
 }
 

@@ -12,7 +12,9 @@ namespace moe::layers {
 
 AttentionLayer::AttentionLayer(const model::Model& model, const model::Attention& shape, std::string key,
                                std::string hf_prefix, int layer)
-    : model_(model), a_(shape), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {}
+    : model_(model), a_(shape), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {
+    if (a_.lumps()) lump_.emplace(a_.lump, key_ + ".lump", hf_ + "mixer.");
+}
 
 namespace {
 
@@ -32,6 +34,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     };
     Norm::declare(set, model_, key_ + ".norm", hf_ + "input_layernorm.weight", h);
     if (model_.post_norms) Norm::declare(set, model_, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
+    if (lump_) lump_->declare(set, h);
     switch (a_.kind) {
     case model::AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
@@ -41,8 +44,15 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
             if (replicated) p.cut = plan::axis::key_parts;
             return p;
         };
-        std::vector<program::Parameter> in{dense(at + "q_proj.weight", q, h, 0, 0.02),
-                                           of_keys(dense(at + "k_proj.weight", k, h, 0, 0.02))};
+        std::vector<program::Parameter> in;
+        if (a_.q_lora > 0) {
+            set.declare(key_ + ".q_down", {dense(at + "q_a_proj.weight", a_.q_lora, h, -1, 0.02)}, true);
+            Norm::declare(set, model_, key_ + ".q_latent_norm", at + "q_a_layernorm.weight", a_.q_lora);
+            set.declare(key_ + ".q_up", {dense(at + "q_b_proj.weight", q, a_.q_lora, 0, 0.02)}, true);
+        } else {
+            in.push_back(dense(at + "q_proj.weight", q, h, 0, 0.02));
+        }
+        in.push_back(of_keys(dense(at + "k_proj.weight", k, h, 0, 0.02)));
         if (!a_.k_eq_v) in.push_back(of_keys(dense(at + "v_proj.weight", v, h, 0, 0.02)));
         // Gates lie behind what is packed or, where keys and values have a product of their own, before it.
         if (gated())
@@ -88,16 +98,11 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     }
     case model::AttentionKind::mamba:
         return declare_mamba(set);
+    case model::AttentionKind::lumped:
     case model::AttentionKind::none:
         return;
     case model::AttentionKind::gated_delta:
-        if (delta()) return declare_delta(set);
-        {
-            const auto [in, out] = mixer_rows();
-            set.declare(key_ + ".qkv", {dense(at + "in_proj.weight", in, h, 0, 0.02)}, true);
-            set.declare(key_ + ".out", {dense(at + "o_proj.weight", out, h, 0, out_std)}, true);
-            return;
-        }
+        return declare_delta(set);
     case model::AttentionKind::compressed:
         return declare_compressed(set);
     }
@@ -114,6 +119,21 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     const bool latent = a_.kind == model::AttentionKind::mla || a_.kind == model::AttentionKind::compressed;
     if (plan::stack_traits(b.plan()).keeps_norm_with_product && !latent) norm_.within = program::Module::attn_in;
     const program::TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
+    program::TensorId y = a_.kind == model::AttentionKind::lumped ? program::no_tensor : core(b, normed, keys);
+    if (lump_) {
+        const program::TensorId beside = lump_->forward(b, normed);
+        if (beside != program::no_tensor) y = y == program::no_tensor ? beside : b.add(y, beside, "attn_beside");
+    }
+    if (model_.post_norms) {
+        b.module = program::Module::layernorm;
+        post_norm_.key = key_ + ".post_norm";
+        y = post_norm_.forward(b, y, model_.hidden, "attn_post_norm");
+    }
+    return b.residual(x, y, "attn_residual");
+}
+
+// The kind's own attention with its output projection.
+program::TensorId AttentionLayer::core(emit::Builder& b, program::TensorId normed, program::TensorId& keys) {
     program::TensorId o = program::no_tensor;
     switch (a_.kind) {
     case model::AttentionKind::gqa:
@@ -129,7 +149,7 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
         o = compressed_core(b, normed);
         break;
     default:
-        o = delta() ? state_core(b, normed) : mixer_core(b, normed);
+        o = state_core(b, normed);
         break;
     }
     b.module = program::Module::attn_out;
@@ -145,15 +165,10 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
         b.emit(program::OpKind::bias_add, {y, out_bias_.value}, {biased});
         y = biased;
     }
-    if (model_.post_norms) {
-        b.module = program::Module::layernorm;
-        post_norm_.key = key_ + ".post_norm";
-        y = post_norm_.forward(b, y, model_.hidden, "attn_post_norm");
-    }
-    return b.residual(x, y, "attn_residual");
+    return y;
 }
 
-program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId dy) {
+program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId dy, program::TensorId dnormed) {
     b.layer = layer_;
     b.phase = program::Phase::dgrad;
     program::TensorId dprojected = b.residual_gradient(dy, "dattn_residual");
@@ -161,6 +176,17 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         b.module = program::Module::layernorm;
         dprojected = post_norm_.backward(b, dprojected);
     }
+    const auto join = [&](program::TensorId d) {
+        if (d == program::no_tensor) return;
+        dnormed = dnormed == program::no_tensor ? d : b.add(dnormed, d, "dattn_joined");
+    };
+    if (lump_) join(lump_->backward(b, dprojected));
+    if (a_.kind != model::AttentionKind::lumped) join(core_backward(b, dprojected));
+    b.module = program::Module::layernorm;
+    return norm_.backward(b, dnormed, dy);
+}
+
+program::TensorId AttentionLayer::core_backward(emit::Builder& b, program::TensorId dprojected) {
     b.module = program::Module::attn_out;
     if (a_.out_bias && b.trains(out_bias_)) {
         b.phase = program::Phase::wgrad;
@@ -168,26 +194,18 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         b.phase = program::Phase::dgrad;
     }
     const program::TensorId doutput = emit::linear_backward_gathered(b, out_, dprojected, "attn_dproj");
-    program::TensorId dnormed = program::no_tensor;
     switch (a_.kind) {
     case model::AttentionKind::gqa:
-        dnormed = gqa_core_backward(b, doutput);
-        break;
+        return gqa_core_backward(b, doutput);
     case model::AttentionKind::mla:
-        dnormed = a_.sparse() ? sparse_core_backward(b, doutput) : mla_core_backward(b, doutput);
-        break;
+        return a_.sparse() ? sparse_core_backward(b, doutput) : mla_core_backward(b, doutput);
     case model::AttentionKind::mamba:
-        dnormed = scans(b) ? scan_core_backward(b, doutput) : state_core_backward(b, doutput);
-        break;
+        return scans(b) ? scan_core_backward(b, doutput) : state_core_backward(b, doutput);
     case model::AttentionKind::compressed:
-        dnormed = compressed_core_backward(b, doutput);
-        break;
+        return compressed_core_backward(b, doutput);
     default:
-        dnormed = delta() ? state_core_backward(b, doutput) : mixer_core_backward(b, doutput);
-        break;
+        return state_core_backward(b, doutput);
     }
-    b.module = program::Module::layernorm;
-    return norm_.backward(b, dnormed, dy);
 }
 
 std::int64_t AttentionLayer::gate_columns(int tp) const {
@@ -199,12 +217,14 @@ program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId n
     const int tp = b.plan().tp;
     const std::int64_t packed = packed_width(a_, tp), width = packed + gate_columns(tp), tokens = b.gathered_tokens();
     // Keys that serve as values become both where values have their norm.
-    const std::int64_t projected = a_.k_eq_v ? width - std::int64_t{a_.key_heads_of(tp)} * a_.v_dim : width;
+    std::int64_t projected = a_.k_eq_v ? width - std::int64_t{a_.key_heads_of(tp)} * a_.v_dim : width;
+    if (a_.q_lora > 0) projected -= std::int64_t{a_.heads / tp} * a_.qk_dim;
     b.module = program::Module::attn_in;
     emit::bind(b, qkv_, key_ + ".qkv", projected, model_.hidden);
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
     program::TensorId qkv = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
+    if (a_.q_lora > 0) qkv = with_latent_queries(b, normed, qkv);
     if (gated()) {
         const std::int64_t gates = width - packed;
         gates_at_ = qkv_.beside ? 0 : packed;
@@ -320,6 +340,7 @@ program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::T
             .bytes = 2.0 * b.at(dgates_).expected_bytes();
         dqkv = joined;
     }
+    if (a_.q_lora > 0) return latent_queries_backward(b, dqkv);
     return emit::linear_backward(b, qkv_, dqkv);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "planner/lower/emit/linear.hpp"
+#include "planner/lower/layers/lump.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -62,9 +63,13 @@ public:
     void declare(emit::ParameterSet& set) const;
     // `keys`: picked by the layers before; a layer with an indexer puts its own there.
     program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId& keys);
-    program::TensorId backward(emit::Builder& b, program::TensorId dy);
+    // `dnormed`: of what another part of the layer read of its norm's output (LayerKind::parallel).
+    program::TensorId backward(emit::Builder& b, program::TensorId dy, program::TensorId dnormed = program::no_tensor);
+    program::TensorId normed() const { return norm_.y; } // behind forward()
 
 private:
+    program::TensorId core(emit::Builder& b, program::TensorId normed, program::TensorId& keys);
+    program::TensorId core_backward(emit::Builder& b, program::TensorId doutput);
     program::TensorId gqa_core(emit::Builder& b, program::TensorId normed);
     emit::Weight qkv_bias(emit::Builder& b, std::int64_t columns);
     void qkv_bias_backward(emit::Builder& b, program::TensorId dqkv);
@@ -89,9 +94,8 @@ private:
     program::TensorId pick_keys(emit::Builder& b, program::TensorId normed, program::TensorId q_in);
     void pick_keys_backward(emit::Builder& b);
     program::TensorId cached_rows(emit::Builder& b, program::TensorId x, const char* name) const;
-    // Layers with a state. Kimi delta attention, whose gates come from latents, is not executed, nor is the one op that
-    // published stacks have for Mamba-2.
-    bool delta() const { return a_.kind == model::AttentionKind::gated_delta && a_.out_lora == 0; }
+    // Layers with a state. The one op that published stacks have for Mamba-2 is not executed.
+    bool delta() const { return a_.kind == model::AttentionKind::gated_delta; }
     bool mamba() const { return a_.kind == model::AttentionKind::mamba; }
     bool scans(const emit::Builder& b) const { return mamba() && plan::stack_traits(b.plan()).scans_in_one_op; }
     void declare_delta(emit::ParameterSet& set) const;
@@ -123,9 +127,9 @@ private:
                            std::int64_t width);
     // The gradient of the local tokens' projections.
     program::TensorId pool_backward(emit::Builder& b, const Pooling& pooling, program::TensorId dpooled);
-    program::TensorId mixer_core(emit::Builder& b,
-                                 program::TensorId normed); // Kimi delta attention: priced, not executed
-    program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
+    // Plain keys and values [S, kv] beside queries of a latent (Step-3): packed, and the gradient of what both read.
+    program::TensorId with_latent_queries(emit::Builder& b, program::TensorId normed, program::TensorId kv);
+    program::TensorId latent_queries_backward(emit::Builder& b, program::TensorId dqkv);
     program::TensorId attend(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
                              program::AttentionAttr attr, program::TensorId sinks);
     static bool by_documents(const emit::Builder& b);
@@ -138,15 +142,13 @@ private:
                          program::TensorId dv);
     program::TensorId travelling(emit::Builder& b) const;
     program::TensorId ring_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq);
-    // Rows of the lumped input and output projections, [rows, hidden] each, of the kinds that are only priced.
-    std::pair<std::int64_t, std::int64_t> mixer_rows() const;
-    double mixer_flops(const emit::Builder& b) const;
 
     const model::Model& model_;
     const model::Attention& a_;
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_, q_norm_, kv_norm_;
+    std::optional<LumpPart> lump_;
     emit::Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
     emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, keys_bias_, out_bias_, sinks_, conv_, conv_bias_, a_log_,
         dt_bias_, skip_;
@@ -186,10 +188,12 @@ public:
     MlpLayer(const model::Model& model, const model::LayerKind& kind, std::int64_t ffn, bool shared, std::string key,
              std::string hf_prefix, int layer);
     void declare(emit::ParameterSet& set) const;
-    program::TensorId forward(emit::Builder& b, program::TensorId x);
+    // `given`: what attention reads, of a layer that is parallel; backward() then returns its gradient.
+    program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId given = program::no_tensor);
     program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
+    bool own_norm() const { return !shared_ && !kind_.parallel; }
     bool biased() const { return shared_ ? kind_.moe && kind_.moe->shared_bias : kind_.mlp_bias; }
 
     const model::Model& model_;
@@ -211,7 +215,8 @@ public:
     MoeLayer(const model::Model& model, const model::LayerKind& kind, std::string key, std::string hf_prefix,
              int layer);
     void declare(emit::ParameterSet& set, const plan::Plan& plan) const;
-    program::TensorId forward(emit::Builder& b, program::TensorId x);
+    // `given`: as in MlpLayer.
+    program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId given = program::no_tensor);
     program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:

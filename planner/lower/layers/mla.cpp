@@ -1,4 +1,4 @@
-// Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2), and linear attention that is only priced.
+// Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2), and queries of a latent beside plain keys (Step-3).
 #include "planner/lower/layers/layers.hpp"
 
 #include <algorithm>
@@ -123,51 +123,39 @@ program::TensorId AttentionLayer::mla_latents_backward(emit::Builder& b, program
     return dnormed;
 }
 
-// Projections of the kinds that no engine of ours runs yet, lumped into one matrix on each side of the mixer with the
-// same parameters and FLOPs as the real chain of smaller ones.
-std::pair<std::int64_t, std::int64_t> AttentionLayer::mixer_rows() const {
-    const std::int64_t h = model_.hidden, keys = static_cast<std::int64_t>(a_.key_heads) * a_.key_dim,
-                       values = static_cast<std::int64_t>(a_.value_heads) * a_.value_dim;
-    const std::int64_t in = (2 * keys + values + a_.value_heads) * h + a_.out_lora * (2 * h + keys + values);
-    return {(in / h + 127) / 128 * 128, values};
-}
-
-double AttentionLayer::mixer_flops(const emit::Builder& b) const {
-    const double tokens = static_cast<double>(b.gathered_tokens()) / b.plan().tp;
-    // FLOPs per token and value head: state read, rank-one update and output (3 products of key_dim x value_dim), plus
-    // the 64-token chunk's inner attention.
-    const double per_head = 3.0 * a_.key_dim * a_.value_dim + 64.0 * (a_.key_dim + a_.value_dim);
-    return 2.0 * tokens * a_.value_heads * per_head;
-}
-
-program::TensorId AttentionLayer::mixer_core(emit::Builder& b, program::TensorId normed) {
+program::TensorId AttentionLayer::with_latent_queries(emit::Builder& b, program::TensorId normed,
+                                                      program::TensorId kv) {
     const int tp = b.plan().tp;
-    const auto [in, out] = mixer_rows();
-    b.module = program::Module::attn_in;
-    emit::bind(b, qkv_, key_ + ".qkv", in / tp, model_.hidden);
-    qkv_.name = "mixer_in";
-    qkv_.gather = tp > 1;
-    q_ = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
-    b.module = program::Module::core_attn;
-    o_ = b.activation("mixer_out", b.gathered_tokens(), out / tp);
-    attr_.batch = b.plan().mbs;
-    attr_.seq_q = attr_.seq_k = b.plan().seq / b.plan().cp;
-    attr_.heads = attr_.kv_heads = std::max(1, a_.value_heads / tp);
-    attr_.qk_dim = a_.key_dim;
-    attr_.v_dim = a_.value_dim;
-    attr_.q_stride = attr_.k_stride = attr_.v_stride = in / tp;
-    attr_.deterministic = b.plan().deterministic;
-    b.emit(program::OpKind::attention, {q_, q_, q_}, {o_}, attr_).flops = mixer_flops(b);
-    return o_;
+    const std::int64_t tokens = b.gathered_tokens(), queries = std::int64_t{a_.heads / tp} * a_.qk_dim,
+                       keys = b.at(kv).cols;
+    emit::bind(b, q_down_, key_ + ".q_down", a_.q_lora, model_.hidden);
+    q_down_.name = "q_down";
+    const program::TensorId down = emit::linear_forward(b, q_down_, normed, b.activation_dtype());
+    q_norm_.key = key_ + ".q_latent_norm";
+    const program::TensorId latent = q_norm_.forward(b, down, a_.q_lora, "q_latent");
+    emit::bind(b, q_up_, key_ + ".q_up", queries, a_.q_lora);
+    q_up_.name = "q_up";
+    q_up_.gather = tp > 1;
+    const program::TensorId q = emit::linear_forward(b, q_up_, latent, b.activation_dtype());
+    const program::TensorId packed = b.activation("qkv_packed", tokens, queries + keys);
+    b.emit(program::OpKind::copy_columns, {q}, {packed}, program::ColumnsAttr{queries, 0, 0, false}).bytes =
+        2.0 * b.at(q).expected_bytes();
+    b.emit(program::OpKind::copy_columns, {kv}, {packed}, program::ColumnsAttr{keys, 0, queries, false}).bytes =
+        2.0 * b.at(kv).expected_bytes();
+    return packed;
 }
 
-program::TensorId AttentionLayer::mixer_core_backward(emit::Builder& b, program::TensorId doutput) {
-    b.module = program::Module::core_attn;
-    const program::TensorId dmixed = b.activation("dmixer_in", b.gathered_tokens(), b.at(q_).cols);
-    b.emit(program::OpKind::attention_grad, {doutput, q_, q_, q_, o_}, {dmixed, dmixed, dmixed}, attr_).flops =
-        2.5 * mixer_flops(b);
-    b.module = program::Module::attn_in;
-    return emit::linear_backward(b, qkv_, dmixed);
+program::TensorId AttentionLayer::latent_queries_backward(emit::Builder& b, program::TensorId dqkv) {
+    const std::int64_t tokens = b.gathered_tokens(), queries = q_up_.weight.n, keys = b.at(dqkv).cols - queries;
+    const program::TensorId dq = b.activation("dq_apart", tokens, queries),
+                            dkv = b.activation("dkv_apart", tokens, keys);
+    b.emit(program::OpKind::copy_columns, {dqkv}, {dq}, program::ColumnsAttr{queries, 0, 0, false}).bytes =
+        2.0 * b.at(dq).expected_bytes();
+    b.emit(program::OpKind::copy_columns, {dqkv}, {dkv}, program::ColumnsAttr{keys, queries, 0, false}).bytes =
+        2.0 * b.at(dkv).expected_bytes();
+    const program::TensorId dnormed = emit::linear_backward(b, qkv_, dkv);
+    const program::TensorId dlatent = q_norm_.backward(b, emit::linear_backward(b, q_up_, dq));
+    return b.add(dnormed, emit::linear_backward(b, q_down_, dlatent), "dattn_norm");
 }
 
 } // namespace moe::layers

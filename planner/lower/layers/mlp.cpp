@@ -33,7 +33,7 @@ void MlpLayer::declare(emit::ParameterSet& set) const {
     const std::string at =
         shared_ ? hf_ + (kind_.moe && kind_.moe->shared_gate ? "mlp.shared_expert." : "mlp.shared_experts.")
                 : hf_ + "mlp.";
-    if (!shared_) declare_mlp_norms(set, model_, key_, hf_);
+    if (own_norm()) declare_mlp_norms(set, model_, key_, hf_);
     std::vector<program::Parameter> in, in_bias;
     if (kind_.gated) in.push_back(matrix(at + "gate_proj.weight", plan::Domain::dense, ffn_, h, 0, 0.02));
     in.push_back(matrix(at + "up_proj.weight", plan::Domain::dense, ffn_, h, 0, 0.02));
@@ -52,15 +52,15 @@ void MlpLayer::declare(emit::ParameterSet& set) const {
                     {matrix(hf_ + "mlp.shared_expert_gate.weight", plan::Domain::dense, 1, h, -1, 0.02)}, false);
 }
 
-program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x) {
+program::TensorId MlpLayer::forward(emit::Builder& b, program::TensorId x, program::TensorId given) {
     const int tp = b.plan().tp;
     const std::int64_t local = ffn_ / tp, width = kind_.gated ? 2 * local : local;
     const std::string name = shared_ ? "shared_" : "mlp_";
     const program::Module module = shared_ ? program::Module::shared_experts : program::Module::mlp;
     b.layer = layer_;
     b.phase = program::Phase::forward;
-    program::TensorId normed = x;
-    if (!shared_) {
+    program::TensorId normed = given != program::no_tensor ? given : x;
+    if (own_norm()) {
         b.module = program::Module::layernorm;
         norm_.key = key_ + ".norm";
         if (plan::stack_traits(b.plan()).keeps_norm_with_product) norm_.within = program::Module::mlp;
@@ -151,6 +151,7 @@ program::TensorId MlpLayer::backward(emit::Builder& b, program::TensorId dy) {
     if (bias) bias_grad(dpre, in_bias_);
     const program::TensorId dx = emit::linear_backward(b, in_, dpre, dpre_low);
     if (shared_) return dgate_input == program::no_tensor ? dx : b.add(dx, dgate_input, "dshared_in");
+    if (!own_norm()) return dx;
     b.module = program::Module::layernorm;
     return norm_.backward(b, dx, dy);
 }

@@ -23,7 +23,7 @@ void MoeLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
     const bool mixtral = model_.architecture.rfind("Mixtral", 0) == 0;
     const std::string gate = model_.architecture == "GptOssForCausalLM" ? "router" : "gate";
     const std::string at = hf_ + (mixtral ? "block_sparse_moe." : "mlp.");
-    declare_mlp_norms(set, model_, key_, hf_);
+    if (!kind_.parallel) declare_mlp_norms(set, model_, key_, hf_);
     if (moe_.branch_norms) {
         Norm::declare(set, model_, key_ + ".router_norm", hf_ + "router.scale", h);
         Norm::declare(set, model_, key_ + ".expert_norm", hf_ + "pre_feedforward_layernorm_2.weight", h);
@@ -67,12 +67,12 @@ void MoeLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
     if (shared_) shared_->declare(set);
 }
 
-program::TensorId MoeLayer::forward(emit::Builder& b, program::TensorId x) {
+program::TensorId MoeLayer::forward(emit::Builder& b, program::TensorId x, program::TensorId given) {
     b.layer = layer_;
     b.phase = program::Phase::forward;
     b.module = program::Module::layernorm;
     norm_.key = key_ + ".norm";
-    const program::TensorId normed = norm_.forward(b, x, model_.hidden, "moe_norm");
+    const program::TensorId normed = kind_.parallel ? given : norm_.forward(b, x, model_.hidden, "moe_norm");
     const auto branch = [&](Norm& norm, program::TensorId in, const char* name) {
         if (!moe_.branch_norms) return in;
         const program::Module module = std::exchange(b.module, program::Module::layernorm);
@@ -155,7 +155,7 @@ program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
         dnormed = b.add(dnormed, dshared, "dmoe_norm");
     }
     b.module = program::Module::layernorm;
-    return norm_.backward(b, dnormed, dy);
+    return kind_.parallel ? dnormed : norm_.backward(b, dnormed, dy);
 }
 
 void MoeLayer::route(emit::Builder& b, program::TensorId normed) {

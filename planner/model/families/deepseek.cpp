@@ -2,6 +2,7 @@
 // sparse attention, groups, shared experts.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/lumps.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -64,30 +65,6 @@ bool has_experts(const JsonObject& json) {
                                             : json.has("n_routed_experts");
 }
 
-// Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
-// letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
-// configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
-std::vector<bool> layers_that_share(const JsonObject& json) {
-    std::vector<bool> shared;
-    const int layers = layer_count(json);
-    if (json.is_array("indexer_types")) {
-        shared = layers_that_are(json, "indexer_types", "shared", "full", layers);
-    } else if (json.is_array("index_topk_pattern")) {
-        shared = layers_that_are(json, "index_topk_pattern", "S", "F", layers);
-    } else if (json.has("index_topk_pattern")) {
-        const std::string key = "index_topk_pattern", pattern = json.string(key);
-        if (pattern.find_first_not_of("FS") != std::string::npos || static_cast<int>(pattern.size()) != layers)
-            json.refuse_value(key, fmt::format("must be {} letters, F (picks keys) or S (shares them)", layers));
-        for (const char letter : pattern) shared.push_back(letter == 'S');
-    } else {
-        const int step = integer_or(json, "index_topk_freq", 1, 1, max_layers);
-        const int offset = integer_or(json, "index_skip_topk_offset", 2, 0, max_layers);
-        for (int layer = 0; layer < layers; ++layer) shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
-    }
-    if (shared.front()) refuse("{}: the first layer cannot share the keys of one before it", json.place());
-    return shared;
-}
-
 // DeepSeek sparse attention: an indexer picks the keys that latent attention sees.
 // Its queries and keys turn by halves in DeepSeek's code and by neighbouring columns in GLM's (transformers 5.24,
 // modeling_deepseek_v32.py and modeling_glm_moe_dsa.py).
@@ -146,6 +123,16 @@ void read_deepseek_v1(const JsonObject& json, model::Model& model) {
     const model::Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : model::Moe{};
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
 }
+
+// Its text's heads divide the hidden width, whatever head_dim says.
+void read_deepseek_ocr2(const JsonObject& json, model::Model& model) {
+    read_deepseek_v1(json, model);
+    for (model::LayerKind& kind : model.kinds) {
+        model::Attention& a = kind.attention;
+        a.qk_dim = a.v_dim = a.rope_dim = static_cast<int>(model.hidden / a.heads);
+    }
+}
+
 void read_deepseek_v2(const JsonObject& json, model::Model& model) { read_deepseek(json, model, false); }
 void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepseek(json, model, true, 3); }
 
@@ -199,10 +186,37 @@ void read_dots1(const JsonObject& json, model::Model& model) {
     add_deepseek_layers(json, model, attention, &moe, 0);
 }
 
-// A.X-K1: DeepSeek-V3 with a norm of the experts' sum in each layer, which is not counted.
+// A.X-K1: DeepSeek-V3 with a norm of the experts' sum in each layer.
 void read_axk1(const JsonObject& json, model::Model& model) {
     read_deepseek(json, model, true, 1);
-    model.not_executable = "AXK1ForCausalLM: the norm behind experts is not trained yet";
+    for (model::LayerKind& kind : model.kinds)
+        if (kind.moe) join(kind.attention.lump, lump_of("a norm behind experts", {0, model.hidden}));
+}
+
+// Hy-4: GLM-5's attention with sinks and gates of the output, in hyper-connections that do not mix their streams.
+void read_hy_v4(const JsonObject& json, model::Model& model) {
+    read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.827}, 1);
+    model.residual_streams = integer_or(json, "hc_mult", 4, 2, 64);
+    model.unmixed_streams = true;
+    pass_over(json, {"hc_magnitude", "hc_eps", "learnable_sink_init"});
+    for (model::LayerKind& kind : model.kinds) {
+        const std::int64_t heads = kind.attention.heads;
+        join(kind.attention.lump,
+             lump_of("an output gate and sinks", {model.hidden * heads * kind.attention.v_dim, heads}));
+        if (kind.moe) kind.swiglu_limit = json.number_or("swiglu_limit", 10.0, 0.0, 1e6);
+    }
+}
+
+// A.X-K2: DeepSeek-V3.2 whose projection of queries makes output gates as well, from a latent of twice the width, and
+// whose norms before attention and experts have gates of a narrow MLP.
+void read_axk2(const JsonObject& json, model::Model& model) {
+    read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.5}, 1);
+    const std::int64_t narrow = 2 * model.hidden * integer_or(json, "gated_norm_rank", 16, 1, max_hidden);
+    for (model::LayerKind& kind : model.kinds) {
+        const model::Attention& a = kind.attention;
+        const std::int64_t gates = std::int64_t{a.q_lora} * a.heads * (a.qk_dim + 2 * a.v_dim);
+        join(kind.attention.lump, lump_of("output gates and gated norms", {gates + (kind.moe ? 2 : 1) * narrow}));
+    }
 }
 
 // Tencent's Youtu-LLM: latent attention of DeepSeek-V3 without experts.

@@ -1,6 +1,7 @@
 // Dense models that differ from Llama in a few parts: biases, windows, layers that turn nothing, norms on both sides or
 // behind, factors of embeddings and sums, plain MLPs.
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/lumps.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -118,7 +119,7 @@ void read_granite(const JsonObject& json, model::Model& model) {
     add_alike(json, model, kind);
 }
 
-// Arcee's AFM-4.5B: a plain MLP of squared ReLU. Apertus has one of xIELU, whose two numbers a layer are not counted.
+// Arcee's AFM-4.5B: a plain MLP of squared ReLU. Apertus has one of xIELU, with two numbers in each layer.
 void read_arcee(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     model::LayerKind kind = read_layer(json, model, "relu2", false);
@@ -134,8 +135,8 @@ void read_apertus(const JsonObject& json, model::Model& model) {
     kind.attention.qk_norm = true;
     if (!says(json, "qk_norm", true)) json.refuse_value("qk_norm", "only true is known of Apertus");
     if (json.boolean_or("post_norm", false)) json.refuse_value("post_norm", "only false is known of Apertus");
+    kind.attention.lump = lump_of("numbers of xIELU", {0, 2});
     add_alike(json, model, kind);
-    model.not_executable = "hidden_act = xielu: not trained yet";
 }
 
 // Phi-3 and Phi-4, whose projections are joined.

@@ -19,6 +19,7 @@ void read_qwen3_next(const JsonObject& json, model::Model& model);
 
 // deepseek.cpp
 void read_deepseek_v1(const JsonObject& json, model::Model& model);
+void read_deepseek_ocr2(const JsonObject& json, model::Model& model);
 void read_deepseek_v2(const JsonObject& json, model::Model& model);
 void read_deepseek_v3(const JsonObject& json, model::Model& model);
 void read_deepseek_v4(const JsonObject& json, model::Model& model);
@@ -26,9 +27,14 @@ void read_glm4_moe(const JsonObject& json, model::Model& model);
 void read_glm4_moe_lite(const JsonObject& json, model::Model& model);
 void read_glm_moe_dsa(const JsonObject& json, model::Model& model);
 void read_dots1(const JsonObject& json, model::Model& model);
+void read_hy_v4(const JsonObject& json, model::Model& model);
+void read_axk2(const JsonObject& json, model::Model& model);
 void read_axk1(const JsonObject& json, model::Model& model);
 void read_sarvam(const JsonObject& json, model::Model& model);
 void read_youtu(const JsonObject& json, model::Model& model);
+
+// cohere.cpp
+void read_cohere(const JsonObject& json, model::Model& model);
 
 // dense.cpp
 void read_apertus(const JsonObject& json, model::Model& model);
@@ -49,6 +55,18 @@ void read_ernie(const JsonObject& json, model::Model& model);
 void read_ernie_dense(const JsonObject& json, model::Model& model);
 void read_hunyuan_dense(const JsonObject& json, model::Model& model);
 void read_hunyuan_moe(const JsonObject& json, model::Model& model);
+
+// extra_parts.cpp
+void read_jetmoe(const JsonObject& json, model::Model& model);
+void read_grove(const JsonObject& json, model::Model& model);
+void read_minimax_m3(const JsonObject& json, model::Model& model);
+void read_step3(const JsonObject& json, model::Model& model);
+
+// hybrids.cpp
+void read_falcon_h1(const JsonObject& json, model::Model& model);
+void read_jamba(const JsonObject& json, model::Model& model);
+void read_lfm2(const JsonObject& json, model::Model& model);
+void read_mamba1(const JsonObject& json, model::Model& model);
 
 // kimi.cpp
 void read_kimi_linear(const JsonObject& json, model::Model& model);
@@ -73,6 +91,11 @@ void read_nemotron(const JsonObject& json, model::Model& model);
 // megatron.cpp
 void read_megatron_gpt(const JsonObject& json, model::Model& model);
 void read_gpt3(const JsonObject& json, model::Model& model);
+
+// gated.cpp
+void read_beam(const JsonObject& json, model::Model& model);
+void read_lara_mini(const JsonObject& json, model::Model& model);
+void read_muse_spark(const JsonObject& json, model::Model& model);
 
 // gemma.cpp
 void read_gemma4(const JsonObject& json, model::Model& model);
@@ -103,6 +126,7 @@ void read_dbrx(const JsonObject& json, model::Model& model);
 void read_arctic(const JsonObject& json, model::Model& model);
 void read_aria(const JsonObject& json, model::Model& model);
 void read_grok2(const JsonObject& json, model::Model& model);
+void read_klear(const JsonObject& json, model::Model& model);
 void read_kolibri(const JsonObject& json, model::Model& model);
 void read_longcat(const JsonObject& json, model::Model& model);
 void read_pangu_pro(const JsonObject& json, model::Model& model);
@@ -110,6 +134,10 @@ void read_pangu_ultra(const JsonObject& json, model::Model& model);
 void read_skywork(const JsonObject& json, model::Model& model);
 void read_smallthinker(const JsonObject& json, model::Model& model);
 void read_xverse(const JsonObject& json, model::Model& model);
+
+// sparse_latent.cpp
+void read_glm5_next(const JsonObject& json, model::Model& model);
+void read_mistral_large4(const JsonObject& json, model::Model& model);
 
 // sliding.cpp
 void read_mimo_v2(const JsonObject& json, model::Model& model);

@@ -39,7 +39,9 @@ void read_gemma4(const JsonObject& json, model::Model& model) {
     if (json.has("final_logit_softcapping")) model.logit_cap = json.number("final_logit_softcapping", 1e-6, 1e6);
     const int layers = layer_count(json);
     if (!json.has("layer_types")) refuse("{}: field \"layer_types\" is missing", json.place());
-    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, {});
+    check_length(json, "layer_types", json.strings("layer_types").size(), layers);
+    std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, {});
+    sliding.back() = false; // as the class has it, whatever the list says
     pass_over(json, {"vocab_size_per_layer_input"});
     integer(json, "head_dim", max_dim); // The field has no default that follows from other sizes.
     model::Attention window = read_gqa(json, model);

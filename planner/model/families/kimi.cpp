@@ -1,7 +1,9 @@
 // Kimi-Linear: layers of Kimi delta attention, a gated delta net whose decay and output gate come from latents, and of
-// latent attention that turns nothing, over DeepSeek's kind of experts.
+// latent attention that turns nothing, over DeepSeek's kind of experts. Kimi-K3 adds an output gate, experts that work
+// in a latent, and residuals that attend to earlier layers.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/lumps.hpp"
 #include "planner/model/families/parts.hpp"
 
 namespace moe::families {
@@ -13,15 +15,17 @@ int linear_size(const JsonObject& json, const std::string& name, const std::stri
     return integer(json.object("linear_attn_config"), published, high);
 }
 
-model::Attention read_delta(const JsonObject& json) {
-    model::Attention delta;
-    delta.kind = model::AttentionKind::gated_delta;
-    delta.heads = delta.kv_heads = delta.key_heads = delta.value_heads =
-        linear_size(json, "linear_num_heads", "num_heads", max_heads);
-    delta.qk_dim = delta.v_dim = delta.key_dim = delta.value_dim = delta.out_lora =
-        linear_size(json, "linear_head_dim", "head_dim", max_dim);
-    delta.conv_kernel = linear_size(json, "linear_conv_kernel_dim", "short_conv_kernel_size", 1024);
-    return delta;
+model::Attention read_delta(const JsonObject& json, std::int64_t hidden) {
+    DeltaByChannel delta;
+    delta.heads = linear_size(json, "linear_num_heads", "num_heads", max_heads);
+    delta.width = linear_size(json, "linear_head_dim", "head_dim", max_dim);
+    delta.taps = linear_size(json, "linear_conv_kernel_dim", "short_conv_kernel_size", 1024);
+    if (json.is_object("linear_attn_config")) { // Kimi-K3
+        const JsonObject linear = json.object("linear_attn_config");
+        delta.whole_gate = linear.boolean_or("use_full_rank_gate", false);
+        pass_over(linear, {"gate_lower_bound"});
+    }
+    return lumped(delta_by_channel(hidden, delta));
 }
 
 // The published file lists the layers of each kind, counted from 1.
@@ -49,18 +53,32 @@ void read_kimi_linear(const JsonObject& json, model::Model& model) {
     moe.shared_ffn = moe.ffn * json.integer_or("num_shared_experts", 1, 0, 1024);
     moe.router = selecting_router(json, "moe_renormalize", "routed_scaling_factor", 2.446);
     moe.router.groups = integer_or(json, "num_expert_group", 1, 1, max_experts);
-    const model::Attention delta = read_delta(json);
+    if (json.has("routed_expert_hidden_size")) moe.latent = json.integer("routed_expert_hidden_size", 1, max_hidden);
+    model::Attention delta = read_delta(json, model.hidden);
     model::Attention full = read_mla(json);
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
+    if (json.boolean_or("mla_use_output_gate", false))
+        join(full.lump, lump_of("an output gate", {model.hidden * full.heads * full.v_dim}));
+    if (json.has("attn_res_block_size")) { // a norm and a row of weights before attention, before MLPs and at the end
+        const model::Lump residuals = lump_of("attention residuals", {0, 4 * model.hidden});
+        join(full.lump, residuals);
+        join(delta.lump, residuals);
+        model.other_weights = 2 * model.hidden;
+        json.integer("attn_res_block_size", 1, max_layers);
+    }
+    const bool latent_norm = json.boolean_or("latent_moe_use_norm", false);
+    pass_over(json, {"activation_situ_beta", "activation_situ_linear_beta"});
     const std::vector<bool> is_delta = delta_layers(json, layer_count(json)), sparse = layers_with_experts(json, 1);
     for (std::size_t layer = 0; layer < is_delta.size(); ++layer) {
         model::LayerKind kind;
         kind.activation = read_activation(json, "silu");
         kind.attention = is_delta[layer] ? delta : full;
-        if (sparse[layer])
+        if (sparse[layer]) {
             kind.moe = moe;
-        else
+            if (latent_norm) join(kind.attention.lump, lump_of("a norm of latents", {0, moe.latent}));
+        } else {
             kind.dense_ffn = ffn(json, "intermediate_size");
+        }
         add_layer(model, kind);
     }
     repeat_last_as_mtp(json, model);

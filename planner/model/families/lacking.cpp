@@ -15,11 +15,10 @@ struct Lack {
 };
 
 constexpr std::array lacks{
-    Lack{"hybrid Mamba layers", " falconh1 jamba zamba zamba2 "},
-    Lack{"Mamba layers", " mamba mamba2 falconmamba "},
-    Lack{"layers of Kimi delta attention (KDA) beside others of Kimi-K3", " kimik3* "},
-    Lack{"hybrid linear attention layers", " olmohybrid laramini "},
-    Lack{"hybrid convolution layers", " lfm2* lfm3 inkling* zaya "},
+    Lack{"hybrid Mamba layers", " zamba zamba2 "},
+    Lack{"layers of Mamba-2 alone", " mamba2 "},
+    Lack{"hybrid linear attention layers", " olmohybrid "},
+    Lack{"hybrid convolution layers", " lfm2vl lfm3 inkling* zaya "},
     Lack{"recurrent layers", " recurrentgemma rwkv xlstm "},
     Lack{"learned, sinusoidal or relative positions",
          " bart bert bertgeneration bigbird bigbirdpegasus biogpt "
@@ -30,7 +29,7 @@ constexpr std::array lacks{
          "roberta robertaprelayernorm rocbert roformer trocr "
          "whisper xglm xlm xlmroberta xlmrobertaxl xlmwith xlnet xmod "},
     Lack{"layers with attention and MLP side by side",
-         " codegen cohere cohere2 cohere2moe coherecompass* falcon gptj gptneox gptneoxjapanese persimmon phi "},
+         " codegen coherecompass* falcon gptj gptneox gptneoxjapanese persimmon phi "},
     Lack{"LayerNorm around gated or rotated layers", " fuyu jais2 modernbertdecoder olmo stablelm starcoder2 "},
     Lack{"norms behind attention and MLP", " vaultgemma "},
     Lack{"scaled embeddings", " gemma moshi "},
@@ -38,12 +37,9 @@ constexpr std::array lacks{
     Lack{"activations or gates of their own kind", " apertus1p5* bitnet nanochat "},
     Lack{"embeddings or cross-attention of other layers", " gemma3n* gemma4assistant gemma4unified* mllama "},
     Lack{"hierarchies or loops of models", " blt hrmtext "},
-    Lack{"attention of experts", " jetmoe diffllama doge dory "},
-    Lack{"queries of a latent beside plain keys (multi-matrix factorization attention)", " step3 step3text step3vl "},
-    Lack{"small experts that groups of experts share", " grovemoe "},
-    Lack{"embeddings of n-grams", " longcatflashngram* flashlocal* "},
-    Lack{"layers of block-sparse attention (MiniMax-M3)", " minimaxm3* "},
-    Lack{"experts of another design", " axk2 beam dots3note* hyv4 qwen4exp* "},
+    Lack{"attention of experts", " diffllama doge dory "},
+    Lack{"embeddings of n-grams", " longcatflashngram* flashlocal* qwen4exp* "},
+    Lack{"windows of latent attention with sizes of their own", " dots3note* "},
     Lack{"dense decoders of this family",
          " emu3 exaone gotocr2 helium internlm3 iquestcoder mosstranscribediarize phi4multimodal "},
 };

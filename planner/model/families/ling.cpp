@@ -2,6 +2,7 @@
 // so-many-th, the others of which are linear attention.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/lumps.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -34,27 +35,6 @@ model::Attention read_ling_attention(const JsonObject& json, const model::Model&
     attention.qkv_bias = json.boolean_or("use_qkv_bias", false);
     attention.out_bias = json.boolean_or("use_bias", false);
     return attention;
-}
-
-// Linear attention of square heads whose state decays: projections of queries, keys, values and of an output gate, as
-// those of a gated delta net, as which it is priced; the delta's gates and its convolution are the narrowest ones.
-model::Attention read_lightning(int heads, int width) {
-    model::Attention linear;
-    linear.kind = model::AttentionKind::gated_delta;
-    linear.heads = linear.kv_heads = linear.key_heads = linear.value_heads = heads;
-    linear.qk_dim = linear.v_dim = linear.key_dim = linear.value_dim = width;
-    linear.conv_kernel = 1;
-    return linear;
-}
-
-// Kimi delta attention whose decay and gate are whole matrices: counted as latents of as many weights.
-model::Attention read_whole_delta(const JsonObject& json, const model::Model& model, int heads, int width) {
-    model::Attention delta = read_lightning(heads, width);
-    delta.conv_kernel = integer_or(json, "short_conv_kernel_size", 4, 1, 1024);
-    const std::int64_t inner = std::int64_t{heads} * width, hidden = model.hidden;
-    const bool whole = says(json, "no_kda_lora", true);
-    delta.out_lora = whole ? static_cast<int>(hidden * inner / (hidden + inner)) : width;
-    return delta;
 }
 
 // The last layer of each group sees everything and, but for Ling 3, so do those behind the last whole group.
@@ -95,12 +75,17 @@ void read_bailing_hybrid(const JsonObject& json, model::Model& model) {
     const int heads = size("linear_num_heads", "num_attention_heads", max_heads);
     const int width = size("linear_head_dim", "head_dim", max_dim);
     const bool delta = model.architecture == "BailingHybridForCausalLM";
-    const model::Attention full = json.has("kv_lora_rank") ? read_mla(json) : read_ling_attention(json, model);
-    const model::Attention linear = delta ? read_whole_delta(json, model, heads, width) : read_lightning(heads, width);
-    pass_over(json, {"group_norm_size", "linear_silu", "use_linear_silu", "linear_rope", "use_linear_gqa", "rotary_dim",
-                     "partial_rotary_factor", "kda_safe_gate", "kda_lower_bound",
-                     "gated_attention_proj_granularity_type", "use_qk_norm", "linear_conv_kernel_dim",
-                     "short_conv_kernel_size", "num_mtp_layers", "moe_router_enable_expert_bias"});
+    model::Attention full = json.has("kv_lora_rank") ? read_mla(json) : read_ling_attention(json, model);
+    if (delta) full.lump = lump_of("a gate of each head", {model.hidden * full.heads});
+    const std::int64_t norms = std::int64_t{heads} * width + (json.boolean_or("use_qk_norm", false) ? 2 * width : 0);
+    const int taps = integer_or(json, spelled(json, "linear_conv_kernel_dim", "short_conv_kernel_size"), 4, 1, 1024);
+    const bool whole = says(json, "no_kda_lora", true);
+    const model::Attention linear = lumped(delta ? delta_by_channel(model.hidden, {heads, width, taps, whole, whole})
+                                                 : lightning_attention(model.hidden, heads, width, norms));
+    pass_over(json,
+              {"group_norm_size", "linear_silu", "use_linear_silu", "linear_rope", "use_linear_gqa", "rotary_dim",
+               "partial_rotary_factor", "kda_safe_gate", "kda_lower_bound", "gated_attention_proj_granularity_type",
+               "linear_conv_kernel_dim", "short_conv_kernel_size", "num_mtp_layers", "moe_router_enable_expert_bias"});
     model::Moe moe = read_ling_experts(json, "sigmoid");
     moe.router.expert_bias = true;
     const std::vector<bool> is_linear = linear_layers(json, layer_count(json), delta),
@@ -116,8 +101,6 @@ void read_bailing_hybrid(const JsonObject& json, model::Model& model) {
         add_layer(model, kind);
     }
     repeat_last_as_mtp(json, model, spelled(json, "num_nextn_predict_layers", "num_mtp_layers"));
-    model.not_executable =
-        model.architecture + ": linear attention of this kind is not trained yet; it is priced as a gated delta net";
 }
 
 // MiniMax-01 and M1: lightning attention in seven layers of eight, experts in all.
@@ -148,12 +131,12 @@ void read_minimax_01(const JsonObject& json, model::Model& model) {
                "layernorm_full_attention_beta", "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
                "layernorm_mlp_alpha", "layernorm_mlp_beta", "full_attn_alpha_factor", "full_attn_beta_factor",
                "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor"});
+    const model::Attention lightning =
+        lumped(lightning_attention(model.hidden, full.heads, full.qk_dim, std::int64_t{full.heads} * full.qk_dim));
     for (const bool here : layers_of_type(json, "linear_attention", layers, linear)) {
-        kind.attention = here ? read_lightning(full.heads, full.qk_dim) : full;
+        kind.attention = here ? lightning : full;
         add_layer(model, kind);
     }
-    model.not_executable =
-        model.architecture + ": lightning attention is not trained yet; it is priced as a gated delta net";
 }
 
 } // namespace moe::families

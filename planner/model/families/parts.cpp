@@ -13,6 +13,14 @@ void check_length(const JsonObject& json, const std::string& key, std::size_t fo
         json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries, found {}", layers, found));
 }
 
+std::vector<bool> every(int step, int layers) { return one_of_each(step, step - 1, layers); }
+
+std::vector<bool> one_of_each(int period, int offset, int layers) {
+    std::vector<bool> list;
+    for (int layer = 0; layer < layers; ++layer) list.push_back(layer % period == offset);
+    return list;
+}
+
 std::vector<bool> after(int first, int layers) {
     std::vector<bool> list(static_cast<std::size_t>(layers), true);
     std::fill(list.begin(), list.begin() + std::min(first, layers), false);
@@ -71,6 +79,27 @@ std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
     std::vector<bool> sparse;
     for (int layer = 0; layer < layer_count(json); ++layer) sparse.push_back(layer >= first && layer % step == 0);
     return sparse;
+}
+
+std::vector<bool> layers_that_share(const JsonObject& json) {
+    std::vector<bool> shared;
+    const int layers = layer_count(json);
+    if (json.is_array("indexer_types")) {
+        shared = layers_that_are(json, "indexer_types", "shared", "full", layers);
+    } else if (json.is_array("index_topk_pattern")) {
+        shared = layers_that_are(json, "index_topk_pattern", "S", "F", layers);
+    } else if (json.has("index_topk_pattern")) {
+        const std::string key = "index_topk_pattern", pattern = json.string(key);
+        if (pattern.find_first_not_of("FS") != std::string::npos || static_cast<int>(pattern.size()) != layers)
+            json.refuse_value(key, fmt::format("must be {} letters, F (picks keys) or S (shares them)", layers));
+        for (const char letter : pattern) shared.push_back(letter == 'S');
+    } else {
+        const int step = integer_or(json, "index_topk_freq", 1, 1, max_layers);
+        const int offset = integer_or(json, "index_skip_topk_offset", 2, 0, max_layers);
+        for (int layer = 0; layer < layers; ++layer) shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
+    }
+    if (shared.front()) refuse("{}: the first layer cannot share the keys of one before it", json.place());
+    return shared;
 }
 
 void must_be(const JsonObject& json, const std::string& key, const std::string& only) {

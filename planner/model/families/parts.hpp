@@ -10,6 +10,9 @@
 
 namespace moe::families {
 
+// Layers whose number from 1 the step divides; those whose index leaves a rest by the period.
+std::vector<bool> every(int step, int layers);
+std::vector<bool> one_of_each(int period, int offset, int layers);
 // Refuses a list with another number of entries than there are layers.
 void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers);
 // False for the first so many layers.
@@ -28,6 +31,10 @@ int size_of_layers(const JsonObject& json, const std::string& key, const std::ve
 // Layers with experts in DeepSeek's words: as mlp_layer_types or a list moe_layer_freq says, else those behind
 // first_k_dense_replace whose index moe_layer_freq divides.
 std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense);
+// Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
+// letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
+// configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
+std::vector<bool> layers_that_share(const JsonObject& json);
 // Refuses any other value of a field that may be missing.
 void must_be(const JsonObject& json, const std::string& key, const std::string& only);
 // Fields that a family's files have and its class does not compute with: unread_of() is silent about them.

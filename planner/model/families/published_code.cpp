@@ -2,6 +2,7 @@
 // others have as well under other names. Their training is not held to those classes, so that execute refuses them.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
+#include "planner/model/families/lumps.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -26,12 +27,6 @@ void add_marked(model::Model& model, const std::vector<bool>& sparse, const mode
             kind.dense_ffn = dense_ffn;
         add_layer(model, kind);
     }
-}
-
-std::vector<bool> every(int step, int layers) {
-    std::vector<bool> list;
-    for (int layer = 0; layer < layers; ++layer) list.push_back((layer + 1) % step == 0);
-    return list;
 }
 
 model::LayerKind read_base(const JsonObject& json, const model::Model& model, const std::string& activation) {
@@ -218,6 +213,21 @@ void read_longcat(const JsonObject& json, model::Model& model) {
     }
     for (int depth = integer_or(json, "num_nextn_predict_layers", 0, 0, 64); depth > 0; --depth) add_mtp(model, dense);
     not_trained(model, "experts beside two layers, some without weights, are not trained yet");
+}
+
+// Klear: Qwen3-MoE with sigmoid scores, a bias that selects and shared experts; a row of two weights per token mixes
+// their sum with that of the routed ones.
+void read_klear(const JsonObject& json, model::Model& model) {
+    read_qwen3_moe(json, model);
+    const std::int64_t shared = json.integer_or("n_shared_experts", 1, 0, 1024);
+    for (model::LayerKind& kind : model.kinds) {
+        if (!kind.moe) continue;
+        kind.moe->shared_ffn = shared * kind.moe->ffn;
+        kind.moe->router.scoring = model::Scoring::sigmoid;
+        kind.moe->router.expert_bias = true;
+        kind.attention.lump = lump_of("weights of both sums", {0, 2 * model.hidden + 2});
+    }
+    pass_over(json, {"routed_scaling_factor", "moe_aux_loss_coeff"}); // which no published code reads
 }
 
 // Kolibri 1: norms on both sides, windows in four layers of five, of which the fifth turns nothing.

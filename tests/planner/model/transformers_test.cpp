@@ -26,11 +26,6 @@ const std::map<std::string, std::string> incomplete{
     {"gemma4_text default", "hidden_size_per_layer_input = 256: embeddings by layer are not supported"},
 };
 
-// Classes whose last few vectors are not counted: numbers of xIELU, a norm behind experts; and those whose linear
-// attention is counted as another of the same matrices. The largest share by which a count differs.
-const std::map<std::string, double> nearly{
-    {"apertus", 1e-5}, {"axk1", 2e-4}, {"bailing_hybrid", 1e-3}, {"minimax", 1e-3}};
-
 // The class of LongCat-Flash keeps up projections for experts without weights, too, which the published files lack.
 std::int64_t weightless(const Json& config) {
     if (config.value("model_type", "") != "longcat_flash") return 0;
@@ -63,11 +58,8 @@ TEST_CASE("transformers: every family is read with its exact count, or refused n
         } else if (!row["parameters"].is_null()) {
             CHECK(fault.empty());
             const std::int64_t theirs = row["parameters"];
-            const auto near = nearly.find(type);
             if (towers && type == "gemma3")
                 CHECK(counted < theirs); // which counts them: other classes build the text alone
-            else if (near != nearly.end())
-                CHECK(static_cast<double>(std::abs(theirs - counted)) <= near->second * static_cast<double>(theirs));
             else
                 CHECK(counted == theirs);
             read.insert(type);
@@ -75,6 +67,6 @@ TEST_CASE("transformers: every family is read with its exact count, or refused n
             CHECK(fault.find("is missing") != std::string::npos); // transformers builds no model of its defaults
         }
     }
-    CHECK(read.size() >= 70);
-    CHECK(refused.size() >= 110);
+    CHECK(read.size() >= 85);
+    CHECK(refused.size() >= 100);
 }

@@ -34,7 +34,7 @@ SMALL = {
     "linear_value_head_dim": 36, "mamba_num_heads": 6, "mamba_head_dim": 44, "n_groups": 3, "ssm_state_size": 52,
     "index_n_heads": 5, "index_head_dim": 32, "index_topk": 128, "shared_intermediate_size": 136, "intermediate_size_mlp": 152,
     "num_nextn_predict_layers": 0, "hidden_size_per_layer_input": 0, "moe_shared_expert_intermediate_size": 120, "moe_latent_size": 112,
-    "o_groups": 4, "o_lora_rank": 60,
+    "o_groups": 4, "o_lora_rank": 60, "rotary_dim": 20,
 }
 
 HERE = pathlib.Path(__file__).resolve()
