@@ -174,8 +174,8 @@ void add_explain(CLI::App& app, ExplainOptions& o) {
 void add_compare(CLI::App& app, CompareOptions& o) {
     CLI::App* verb = add_verb(app, o, "compare", "line up predicted and measured, op by op",
                               "moe-plan compare runs/first", [&o] { compare_verb(o); });
-    add(verb, "TRACES", o.traces, "FILE",
-        "PREDICTED MEASURED, or one run directory; with --log or --profile the plan that ran")
+    add(verb, "RUN_DIR", o.traces, "FILE",
+        "a run directory, or two traces: PREDICTED MEASURED; with --log or --profile the plan that ran")
         ->required()
         ->expected(1, 2);
     add(verb, "--log", o.log, "FILE",
