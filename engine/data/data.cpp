@@ -2,6 +2,7 @@
 #include "engine/data/data.hpp"
 
 #include "engine/base/crc32c.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 
 #include <algorithm>
@@ -94,8 +95,8 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
     if (!std::filesystem::exists(mask + ".idx")) return;
     loss_ = std::make_unique<IndexedDataset>(mask);
     if (loss_->tokens_ != tokens_ || loss_->documents_ != documents_)
-        refuse("{}.idx: masks {} tokens of {} documents, {} has {} of {}; it is of another dataset", mask,
-               loss_->tokens_, loss_->documents_, path, tokens_, documents_);
+        refuse("{}.idx: masks {} of {}, {} has {} of {}; it is of another dataset", mask,
+               counted(loss_->tokens_, "token"), counted(loss_->documents_, "document"), path, tokens_, documents_);
 }
 
 void IndexedDataset::read_index(std::size_t sequences) {

@@ -1,5 +1,6 @@
 // Order of samples: by blend weight between datasets, plain or permuted within one.
 #include "engine/data/data.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 
 #include <algorithm>
@@ -50,9 +51,10 @@ SampleData::SampleData(const std::vector<BlendEntry>& blend, std::int64_t seq, s
         Entry e{std::make_unique<IndexedDataset>(entry.prefix), entry.weight / sum, {}};
         const std::int64_t needed = global_batch * seq + 1;
         if (e.data->tokens() < needed)
-            refuse("{}: {} tokens are fewer than one global batch needs ({} sequences of {} and one label: {}); use "
-                   "more text, a smaller gbs or seq",
-                   entry.prefix, e.data->tokens(), global_batch, seq, needed);
+            refuse(
+                "{}: {}, and one global batch needs {} ({} of {} and one label); use more text, a smaller gbs or seq",
+                entry.prefix, counted(e.data->tokens(), "token"), counted(needed), counted(global_batch, "sequence"),
+                seq);
         e.start = {entry.prefix, e.data->tokens(), e.data->documents(), e.data->mark(), entry.weight};
         e.start.order = static_cast<std::int64_t>(entries_.size());
         e.start.block = seq;

@@ -1,8 +1,9 @@
-// The names and shapes of the model's parameters in Hugging Face checkpoints.
+// Weights from and into Hugging Face checkpoints: found by name and shape, read in parts, gathered and written.
 #include "engine/train/huggingface.hpp"
 
 #include "engine/train/initial_weights.hpp"
 #include "engine/train/merge_adapters.hpp"
+#include "engine/train/stored_places.hpp"
 #include "engine/weights/safetensors.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
@@ -21,151 +22,6 @@
 namespace moe::train {
 namespace {
 
-// The place of a parameter in a checkpoint: its element (r, c) is `shift` more than element row(r) + c * col_stride of
-// a stored tensor of the given shape. Rows lie row_stride apart; of `run` rows each, where that is not 0, run_stride.
-struct Source {
-    std::string name;
-    std::vector<std::int64_t> shape;
-    std::int64_t offset = 0, row_stride = 0, col_stride = 1;
-    float shift = 0.0f;
-    std::int64_t run = 0, run_stride = 0;
-    std::int64_t row(std::int64_t r) const {
-        return run == 0 ? offset + r * row_stride : offset + r / run * run_stride + r % run * row_stride;
-    }
-};
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-    const std::size_t at = text.find(from);
-    return at == std::string::npos ? text : text.replace(at, from.size(), to);
-}
-
-// GPT-OSS keeps the experts of a layer in one tensor per matrix, transposed, gate and up in turns: "gate_up_proj"
-// [E, h, 2f], "gate_up_proj_bias" [E, 2f], "down_proj" [E, f, h], "down_proj_bias" [E, h].
-Source gpt_oss_source(const ExpertName& part, const Trainer::Shape& shape, std::int64_t experts) {
-    const bool bias = part.leaf.ends_with(".bias"), down = part.leaf.starts_with("down_proj");
-    const std::int64_t turns = down ? 1 : 2, row = turns * shape.rows;
-    Source source{
-        part.prefix + (down ? "down_proj" : "gate_up_proj") + (bias ? "_bias" : ""), {experts}, 0, turns, row};
-    if (!bias) source.shape.push_back(shape.cols);
-    source.shape.push_back(row);
-    source.offset = part.expert * row * (bias ? 1 : shape.cols) + (part.leaf.starts_with("up_proj") ? 1 : 0);
-    return source;
-}
-
-// The place of an expert's matrix where the family keeps all experts of a layer in one tensor; see ExpertLayout.
-Source joined_expert(families::ExpertLayout layout, const std::string& prefix, const ExpertName& part,
-                     const Trainer::Shape& shape, std::int64_t experts) {
-    const bool down = part.leaf.starts_with("down_proj"), up = part.leaf.starts_with("up_proj");
-    const std::int64_t rows = shape.rows, cols = shape.cols, matrix = rows * cols;
-    switch (layout) {
-    case families::ExpertLayout::gated: {
-        const std::string at = prefix.substr(0, prefix.size() - std::string("experts.").size());
-        if (down) return {at + "output_linear.weight", {experts, rows, cols}, part.expert * matrix, cols};
-        return {at + "input_linear.weight", {experts, 2 * rows, cols}, (2 * part.expert + (up ? 1 : 0)) * matrix, cols};
-    }
-    case families::ExpertLayout::fused:
-        if (down) return {prefix + "down_proj", {experts, rows, cols}, part.expert * matrix, cols};
-        return {prefix + "gate_up_proj", {experts, 2 * rows, cols}, (2 * part.expert + (up ? 1 : 0)) * matrix, cols};
-    case families::ExpertLayout::stacked:
-        return {prefix + part.leaf, {experts, rows, cols}, part.expert * matrix, cols};
-    case families::ExpertLayout::transposed:
-        if (down) return {prefix + "down_proj", {experts, cols, rows}, part.expert * matrix, 1, rows};
-        return {prefix + "gate_up_proj",
-                {experts, cols, 2 * rows},
-                2 * part.expert * matrix + (up ? rows : 0),
-                1,
-                2 * rows};
-    default:
-        if (down) return {prefix + "mlp.w2", {experts * cols, rows}, part.expert * matrix, 1, rows};
-        return {prefix + (up ? "mlp.v1" : "mlp.w1"), {experts * rows, cols}, part.expert * matrix, cols};
-    }
-}
-
-// The places where a parameter may lie by the families' names, the usual one first.
-std::vector<Source> named_sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
-                                  std::int64_t experts) {
-    std::vector<Source> list;
-    std::vector<std::int64_t> own = shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
-    const std::optional<ExpertName> part = expert_name(name);
-    if (part && model.architecture == "GptOssForCausalLM") return {gpt_oss_source(*part, shape, experts)};
-    // MTP's projection of [embedding; hidden state] is one matrix there and two halves here.
-    for (const char* half : {".embedding", ".hidden"})
-        if (name.ends_with(std::string(".eh_proj.weight") + half))
-            return {{families::checkpoint_name(model, name.substr(0, name.size() - std::string(half).size())),
-                     {shape.rows, 2 * shape.cols},
-                     half == std::string(".hidden") ? shape.cols : 0,
-                     2 * shape.cols}};
-    const std::string named = families::checkpoint_name(model, name);
-    const bool from_one = model.norms_from_one && name.ends_with("norm.weight") && !name.ends_with("attn.norm.weight");
-    const float shift = from_one ? 1.0f : 0.0f;
-    const auto plain = [&](std::string at, std::vector<std::int64_t> stored, std::int64_t offset) {
-        return Source{std::move(at), std::move(stored), offset, shape.cols, 1, shift};
-    };
-    if (const families::JoinedRows joined = families::joined_rows(model, name); !joined.name.empty()) {
-        Source source = plain(joined.name, {joined.rows, shape.cols}, joined.first * shape.cols);
-        if (joined.middle)
-            source.shape = {joined.rows, 1, shape.cols};
-        else if (shape.cols == 1)
-            source.shape = {joined.rows};
-        source.run = joined.run, source.run_stride = joined.stride * shape.cols;
-        return {source};
-    }
-    const std::string prefix = part ? families::checkpoint_name(model, part->prefix) : "";
-    if (const families::ExpertLayout layout = families::expert_layout(model);
-        part && layout != families::ExpertLayout::each) {
-        list.push_back(joined_expert(layout, prefix, *part, shape, experts));
-        if (layout == families::ExpertLayout::fused) list.push_back(plain(named, own, 0)); // as classes save Qwen3.5
-        return list;
-    }
-    // ERNIE-4.5 keeps the selection bias as a row.
-    if (named.ends_with("moe_statics.e_score_correction_bias")) own = {1, shape.rows};
-    list.push_back(plain(named, own, 0));
-    // Classes of transformers 5 may have other names in memory, and save them so: Mixtral's block is "mlp" there.
-    for (const std::string& other :
-         {name, replaced(named, ".block_sparse_moe.", ".mlp."), replaced(name, "mlp.gate.e_score", "mlp.e_score"),
-          replaced(name, "mlp.gate.e_score", "mlp.gate.moe_statics.e_score"),
-          replaced(name, ".mlp.gate.weight", ".mlp.router.weight")})
-        if (other != named) list.push_back(plain(other, own, 0));
-    if (!part) return list;
-    const bool gate = part->leaf == "gate_proj.weight" || part->leaf == "w1.weight",
-               up = part->leaf == "up_proj.weight" || part->leaf == "w3.weight",
-               down = part->leaf == "down_proj.weight" || part->leaf == "w2.weight";
-    const std::int64_t matrix = shape.rows * shape.cols;
-    for (const std::string& at : {prefix, replaced(prefix, ".block_sparse_moe.", ".mlp.")}) {
-        if (gate || up)
-            list.push_back(plain(at + "gate_up_proj", {experts, 2 * shape.rows, shape.cols},
-                                 (2 * part->expert + (up ? 1 : 0)) * matrix));
-        if (up && model.hybrid)
-            list.push_back(plain(at + "up_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
-        if (down) list.push_back(plain(at + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
-    }
-    // Qwen3-VL's published files have them transposed; where widths are alike nothing would tell.
-    const std::int64_t wide = down ? shape.rows : shape.cols, ffn = down ? shape.cols : shape.rows;
-    if (!model.left_out.empty() && (gate || up || down) && wide != ffn && wide != 2 * ffn)
-        list.push_back(joined_expert(families::ExpertLayout::transposed, prefix, *part, shape, experts));
-    return list;
-}
-
-// The places where a parameter may lie, the usual one first.
-std::vector<Source> sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
-                            std::int64_t experts) {
-    std::vector<Source> list = named_sources(model, name, shape, experts);
-    for (std::size_t i = 0, own = model.left_out.empty() ? 0 : list.size(); i < own; ++i) {
-        for (const std::string& other : families::names_beside_towers(list[i].name)) {
-            list.push_back(list[i]);
-            list.back().name = other;
-        }
-    }
-    if (!model.hybrid) return list;
-    // Nemotron-H's names in classes of transformers 5.
-    for (std::size_t i = 0, own = list.size(); i < own; ++i) {
-        Source other = list[i];
-        other.name = replaced(other.name, "backbone.", "model.");
-        if (other.name != list[i].name) list.push_back(std::move(other));
-    }
-    return list;
-}
-
 bool is_selection_bias(const std::string& parameter) { return parameter.ends_with("e_score_correction_bias"); }
 
 // Experts of the layer that a parameter belongs to, by the names themselves: one more than the highest number.
@@ -183,7 +39,7 @@ std::map<std::string, std::int64_t> expert_counts(const Shapes& parameters) {
 
 struct Found {
     const weights::StoredTensor* tensor = nullptr;
-    Source source;
+    StoredPlace source;
     std::int64_t cols = 1; // columns of the parameter
     std::int64_t rows = 0; // rows that are stored; the parameter may have more
 };
@@ -191,7 +47,7 @@ struct Found {
 // Elements [first, first + out.size()) of a parameter. Rows that lie whole are read at once; where neighbours in a row
 // are far apart in the file, so are the rows close together: a column of them is read at once and its elements picked.
 void read_stored(const Found& found, std::int64_t first, std::span<float> out) {
-    const Source& s = found.source;
+    const StoredPlace& s = found.source;
     if (s.col_stride == 1 && s.row_stride == found.cols && s.run == 0)
         return weights::read_floats(*found.tensor, s.name, s.offset + first, out);
     const auto count = static_cast<std::int64_t>(out.size());
@@ -226,8 +82,8 @@ void read_part(const Found& found, std::int64_t first, std::span<float> out) {
 
 Found locate(const weights::StoredWeights& weights, const model::Model& model, const std::string& parameter,
              const Trainer::Shape& shape, std::int64_t experts) {
-    const std::vector<Source> list = sources(model, parameter, shape, experts);
-    for (const Source& source : list) {
+    const std::vector<StoredPlace> list = stored_places(model, parameter, shape, experts);
+    for (const StoredPlace& source : list) {
         const weights::StoredTensor* tensor = weights.find(source.name);
         if (tensor == nullptr) continue;
         const bool column = shape.cols == 1 && (tensor->shape == std::vector<std::int64_t>{shape.rows, 1} ||
@@ -236,7 +92,7 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
         const bool grows = has_token_rows(parameter) && tensor->shape.size() == 2 && tensor->shape[0] > 0 &&
                            tensor->shape[0] < shape.rows && tensor->shape[1] == shape.cols;
         const bool fits = tensor->shape == source.shape || column || grows;
-        const auto takes = [&](const Source& other) {
+        const auto takes = [&](const StoredPlace& other) {
             return other.name == source.name && other.shape == tensor->shape;
         };
         if (!fits && std::any_of(list.begin(), list.end(), takes)) continue;
@@ -259,23 +115,6 @@ Found locate(const weights::StoredWeights& weights, const model::Model& model, c
     refuse("{}: tensor {} is missing{}{}", weights.folder(), parameter, also, did_you_mean(parameter, weights.names()));
 }
 
-// Tensors of a checkpoint that repeat another under MTP's own names: what to write, and what loading need not name.
-std::map<std::string, std::string> repeated(const model::Model& model) {
-    std::map<std::string, std::string> names;
-    for (std::size_t i = 0; i < model.mtp.size(); ++i) {
-        if (model.norms_from_one || model.hybrid) break; // Qwen3-Next, Qwen3.5 and Nemotron 3 do not repeat them.
-        const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
-        const std::string table = families::checkpoint_name(model, "model.embed_tokens.weight");
-        names[at + "embed_tokens.weight"] = table;
-        names[at + "shared_head.head.weight"] = model.tied_embeddings ? table : "lm_head.weight";
-    }
-    return names;
-}
-
-} // namespace
-
-namespace {
-
 std::vector<std::string> check_config(const model::Model& model, const std::string& folder) {
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
     std::error_code error;
@@ -295,7 +134,7 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     std::map<std::string, Found> found;
     std::set<std::string> used;
     if (model.tied_embeddings) used.insert("lm_head.weight"); // Older files repeat the embedding under this name.
-    for (const auto& [copy, original] : repeated(model)) used.insert(copy);
+    for (const auto& [copy, original] : repeated_tensors(model)) used.insert(copy);
     for (const auto& [name, shape] : trainer.parameters()) {
         if (is_adapter(name)) continue; // It begins as it was drawn.
         const std::optional<ExpertName> part = expert_name(name);
@@ -322,7 +161,7 @@ namespace {
 struct PartOf { // place of a parameter in a stored tensor
     std::string name;
     Trainer::Shape shape;
-    Source source;
+    StoredPlace source;
 };
 
 // The values of a stored tensor from the parameters that lie in it.
@@ -351,10 +190,10 @@ void write_folder(const model::Model& model, const std::map<std::string, Trainer
     std::map<std::string, std::vector<PartOf>> stored;
     for (const auto& [name, shape] : shapes) {
         const std::optional<ExpertName> part = expert_name(name);
-        const Source source = sources(model, name, shape, part ? experts.at(part->prefix) : 0).front();
+        const StoredPlace source = stored_places(model, name, shape, part ? experts.at(part->prefix) : 0).front();
         stored[source.name].push_back({name, shape, source});
     }
-    for (const auto& [copy, original] : repeated(model)) stored[copy] = stored.at(original);
+    for (const auto& [copy, original] : repeated_tensors(model)) stored[copy] = stored.at(original);
     std::vector<weights::TensorToWrite> tensors;
     // BF16 would lose what bias_update adds to a selection bias; the models' own checkpoints keep FP32, too.
     for (const auto& [name, parts] : stored)

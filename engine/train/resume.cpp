@@ -1,6 +1,7 @@
 // Comparison of a checkpoint's run with the one that resumes it, field by field.
 #include "engine/train/resume.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/json.hpp"
 #include "planner/base/names.hpp"
@@ -90,8 +91,8 @@ bool same_field(const Config& was, const Config& is, const std::string& name) {
 std::string text_of(const data::DataPosition& data) {
     std::string text;
     for (const data::DatasetPosition& d : data.datasets)
-        text += fmt::format("{}{} {} ({} tokens, {} documents, mark {:08x})", text.empty() ? "" : ", ", d.weight,
-                            shown(d.prefix), d.tokens, d.documents, d.mark);
+        text += fmt::format("{}{} {} ({}, {}, mark {:08x})", text.empty() ? "" : ", ", d.weight, shown(d.prefix),
+                            counted(d.tokens, "token"), counted(d.documents, "document"), d.mark);
     return text;
 }
 

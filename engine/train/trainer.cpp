@@ -3,6 +3,7 @@
 #include "engine/train/trainer_processes.hpp"
 
 #include "engine/run/executable.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
@@ -48,8 +49,8 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
         refuse("--ema {}: an average is of all weights, of which lora = {} trains none", options_.ema,
                plan::to_string(plan_.lora));
     if (transport() != nullptr && transport()->world() != plan_.gpus)
-        refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
-               plan_.gpus);
+        refuse("execute: {}, but the plan has {}: start one for each", counted(transport()->world(), "process"),
+               counted(plan_.gpus, "rank"));
     std::vector<memory::MemoryPlan> memory;
     for (int stage = 0; stage < plan_.pp; ++stage)
         programs_.push_back(options_.forward_only ? lower::lower_forward(plan_, stage, *options_.forward_only)

@@ -2,6 +2,7 @@
 #include "engine/train/trainer_processes.hpp"
 
 #include "engine/comm/check_streams.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/memory/memory.hpp"
 
@@ -15,9 +16,9 @@ int Trainer::device_of(int place) const {
     const int devices = backend_->devices(), device = options_.device + place;
     if (transport() != nullptr && devices == 1) return 0;
     if (device >= devices)
-        refuse("execute: {} ranks on this machine, but it has {} GPU{}, and every rank needs one of its own: search "
+        refuse("execute: {} on this machine, but it has {}, and every rank needs one of its own: search "
                "again with --gpus {}, start the processes on more machines, or use --backend cpu",
-               transport() != nullptr ? device + 1 : plan_.gpus, devices, devices == 1 ? "" : "s", devices);
+               counted(transport() != nullptr ? device + 1 : plan_.gpus, "rank"), counted(devices, "GPU"), devices);
     return device;
 }
 

@@ -51,6 +51,8 @@ public:
 
 private:
     [[noreturn]] void refuse_here(const std::string& why) const {
+        if (text_.find_first_not_of(" \t\r\n") == std::string_view::npos)
+            refuse("{}: not valid JSON: the text is empty", place_);
         const std::string_view before = text_.substr(0, std::min(at_, text_.size()));
         const auto line = 1 + std::count(before.begin(), before.end(), '\n');
         const std::size_t column = at_ - (before.rfind('\n') + 1) + 1; // npos + 1 is 0

@@ -1,4 +1,5 @@
 // Pipeline stages: layout strings parsed and written, layers cut evenly, and cut by the FLOPs of layers, MTP and head.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/model/model.hpp"
@@ -117,17 +118,18 @@ std::vector<Stage> place_symbols(const std::string& symbols, const std::string& 
     }
     result.back().loss = true;
     if (layers != needed.layers)
-        refuse("layout \"{}\": holds {} decoder layers (t), the model has {}", text, layers, needed.layers);
-    if (mtp != needed.mtp) refuse("layout \"{}\": holds {} MTP layers (m), the model has {}", text, mtp, needed.mtp);
+        refuse("layout \"{}\": holds {} (t), the model has {}", text, counted(layers, "decoder layer"), needed.layers);
+    if (mtp != needed.mtp)
+        refuse("layout \"{}\": holds {} (m), the model has {}", text, counted(mtp, "MTP layer"), needed.mtp);
     if (static_cast<int>(result.size()) != needed.stages)
-        refuse("layout \"{}\": has {} stages, pp*vpp is {}", text, result.size(), needed.stages);
+        refuse("layout \"{}\": has {}, pp*vpp is {}", text, counted(result.size(), "stage"), needed.stages);
     return result;
 }
 
 std::vector<Stage> even_stages(const Needed& needed) {
     if (needed.stages > needed.layers)
-        refuse("pp*vpp: {} stages for {} decoder layers: lower pp or vpp, or give a layout", needed.stages,
-               needed.layers);
+        refuse("pp*vpp: {} for {}: lower pp or vpp, or give a layout", counted(needed.stages, "stage"),
+               counted(needed.layers, "decoder layer"));
     const int base = needed.layers / needed.stages;
     const int longer = needed.layers % needed.stages;
     std::vector<Stage> result(static_cast<std::size_t>(needed.stages));

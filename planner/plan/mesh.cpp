@@ -1,6 +1,7 @@
 // Rank order strings turned into strides, and the communication groups that follow from them.
 #include "planner/plan/mesh.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
@@ -194,9 +195,9 @@ Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
     for (const Domain domain : {Domain::dense, Domain::expert}) {
         const std::int64_t world = product(plan, domain);
         if (world != plan.gpus)
-            refuse("mesh: {} = {} ranks for {} GPUs: make them equal",
-                   domain == Domain::dense ? "tp*cp*dp*pp" : "etp*ep*edp*pp",
-                   world > plan.gpus ? fmt::format("more than {}", plan.gpus) : fmt::format("{}", world), plan.gpus);
+            refuse("mesh: {} = {} for {}: make them equal", domain == Domain::dense ? "tp*cp*dp*pp" : "etp*ep*edp*pp",
+                   world > plan.gpus ? "more than " + counted(plan.gpus, "rank") : counted(world, "rank"),
+                   counted(plan.gpus, "GPU"));
     }
     int pipeline_stride[2] = {1, 1};
     int stride[2] = {1, 1};

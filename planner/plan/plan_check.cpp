@@ -2,6 +2,7 @@
 //
 // The rules are those of folded parallelism (arXiv 2504.14960 section 3, arXiv 2603.07685 section 3.3): both factorings
 // hold the same ranks with equal pipeline groups, and every axis divides what it splits.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
@@ -188,7 +189,7 @@ PlanFault check_schedule(const Plan& plan) {
                      "schedule interleaved needs pp > 1 and vpp > 1, but pp = {}, vpp = {}", plan.pp, plan.vpp);
     if (interleaved && plan.micro_batches() % plan.pp != 0)
         return fault("micro-batches % pp",
-                     "gbs / (dp * mbs) = {} micro-batches are not divisible by pp = {}, as interleaved needs",
+                     "gbs / (dp * mbs) = {} micro-batches is not divisible by pp = {}, as interleaved needs",
                      plan.micro_batches(), plan.pp);
     return {};
 }
@@ -198,8 +199,8 @@ PlanFault check_stages(const Plan& plan) {
     const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
     if (plan.layout.empty() && stage_count > layers)
         return fault("pp*vpp > layers",
-                     "pp * vpp = {} * {} = {} stages, but {} has {} layers: use fewer stages or give a layout", plan.pp,
-                     plan.vpp, stage_count, plan.model->name, layers);
+                     "pp * vpp = {} * {} = {} stages, but {} has {}: use fewer stages or give a layout", plan.pp,
+                     plan.vpp, stage_count, plan.model->name, counted(layers, "layer"));
     const auto& kinds = plan.model->kinds;
     const bool together = std::any_of(kinds.begin(), kinds.end(),
                                       [](const model::LayerKind& kind) { return kind.attention.shares_index; });

@@ -26,7 +26,7 @@ void check(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank) {
     if (kind == ScheduleKind::one_f_one_b && vpp != 1)
         refuse("schedule 1f1b: runs one chunk per rank, vpp is {}: use the interleaved schedule or vpp 1", vpp);
     if (kind == ScheduleKind::interleaved && micro_batches % pp != 0)
-        refuse("schedule interleaved: {} micro-batches are not a multiple of pp {}: change gbs, mbs or dp",
+        refuse("schedule interleaved: micro-batches = {} is not a multiple of pp {}: change gbs, mbs or dp",
                micro_batches, pp);
     const int chunks = in_a_v(kind) ? 2 : 1;
     if (splits_backward(kind) && (pp < 2 || vpp != chunks || micro_batches < chunks * pp))

@@ -1,6 +1,7 @@
 // Writes and reads timelines as Chrome trace JSON, streaming in both directions so that a million rows stay cheap.
 #include "planner/program/timeline.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/schema.hpp"
@@ -71,12 +72,10 @@ std::string metadata(const Timeline& t) {
 std::string names(const Timeline& t) {
     std::string out;
     for (std::size_t i = 0; i < t.ranks.size(); ++i) {
-        fmt::format_to(
-            std::back_inserter(out),
-            "{}\n{{\"ph\":\"M\",\"pid\":{},\"name\":\"process_name\",\"args\":{{\"name\":\"rank {} (stage {}, {} "
-            "rank{})\"}}}}",
-            i == 0 ? "" : ",", t.ranks[i], t.ranks[i], t.pipeline_rank[i], t.represents[i],
-            t.represents[i] == 1 ? "" : "s");
+        fmt::format_to(std::back_inserter(out),
+                       "{}\n{{\"ph\":\"M\",\"pid\":{},\"name\":\"process_name\","
+                       "\"args\":{{\"name\":\"rank {} (stage {}, {})\"}}}}",
+                       i == 0 ? "" : ",", t.ranks[i], t.ranks[i], t.pipeline_rank[i], counted(t.represents[i], "rank"));
         for (int s = 0; s < stream_count; ++s)
             fmt::format_to(
                 std::back_inserter(out),

@@ -1,6 +1,7 @@
 // Refinement: a few dozen plans around those of a search, each checked, played, and ranked with the others.
 #include "planner/search/refined_search.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/parallel.hpp"
 #include "planner/machine/hardware.hpp"
@@ -102,10 +103,10 @@ private:
     // that a pinned set comes here.
     [[noreturn]] void refuse_host_memory() const {
         constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-        infeasible(
-            "no plan for {} GPUs fits: what they offload needs {:.1f} GiB of the host's memory for each, of {:.1f}: "
-            "unfix offload, or use more GPUs",
-            request_.base.gpus, least_on_host_ / gib, request_.base.hardware->host_memory_bytes / gib);
+        infeasible("no plan for {} fits: what they offload needs {:.1f} GiB of the host's memory for each, of {:.1f}: "
+                   "unfix offload, or use more GPUs",
+                   counted(request_.base.gpus, "GPU"), least_on_host_ / gib,
+                   request_.base.hardware->host_memory_bytes / gib);
     }
 
     // Plans that do not fit, and those that cannot be priced, are left out. fresh: none of them was counted before.

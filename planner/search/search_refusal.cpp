@@ -1,6 +1,7 @@
 // Explains an empty search: by memory with the best that was found, else by the divisibility that excluded most.
 #include "planner/search/search_refusal.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -24,7 +25,7 @@ std::string memory_remedy(const SearchRequest& request, const stack::Stack& stac
     constexpr std::int64_t most = 64; // times as many GPUs at most
     const std::int64_t now = request.base.gpus;
     if (const auto more = fewest_gpus(request, stack, estimator, now + 1, most * now))
-        ways.push_back(fmt::format("use {} GPUs", more->first));
+        ways.push_back("use " + counted(more->first, "GPU"));
     if (!space.pinned().empty()) ways.push_back(fmt::format("unfix one of {}", names(space.pinned())));
     ways.emplace_back("shorten --seq");
     ways.emplace_back("take GPUs with more memory");
@@ -49,12 +50,12 @@ std::int64_t nearest_gpus(const SearchRequest& request, const stack::Stack& stac
                                                             {"dp", base.dp}, {"etp", base.etp}, {"ep", base.ep}};
     for (const auto& [name, value] : degrees)
         if (space.pinned(name) && base.gpus % value != 0)
-            infeasible("no plan for {} GPUs: {} = {} is fixed, which does not divide {}: change --fix {} or --gpus",
-                       base.gpus, name, value, base.gpus, name);
+            infeasible("no plan for {}: {} = {} is fixed, which does not divide {}: change --fix {} or --gpus",
+                       counted(base.gpus, "GPU"), name, value, base.gpus, name);
     infeasible(
-        "no plan for {} GPUs: the fixed degrees ({}) cannot all be part of tp*cp*dp*pp = etp*ep*edp*pp = {}: unfix one "
+        "no plan for {}: the fixed degrees ({}) cannot all be part of tp*cp*dp*pp = etp*ep*edp*pp = {}: unfix one "
         "of them",
-        base.gpus, names(space.pinned()), base.gpus);
+        counted(base.gpus, "GPU"), names(space.pinned()), base.gpus);
 }
 
 // The reason that excluded most, of those that name a fixed field ("experts % ep" with --fix ep): a choice of the
@@ -88,31 +89,34 @@ void refuse_search(const SearchRequest& request, const stack::Stack& stack, Esti
     const auto most = std::max_element(reasons.begin(), reasons.end(),
                                        [](const auto& a, const auto& b) { return a.second.count < b.second.count; });
     const auto others = [&](const std::string& but) {
-        return most->first == but ? std::string() : fmt::format("; {} fail '{}'", most->second.count, most->first);
+        return most->first == but ? std::string()
+                                  : fmt::format("; {} fail '{}'", counted(most->second.count), most->first);
     };
     // These fit into the GPUs, so that none of the larger ones is what is in the way.
     if (const auto host = reasons.find("offload > host memory"); host != reasons.end())
-        infeasible("no plan for {} GPUs fits: {} of {} candidates fail '{}' ({}): unfix offload, or use more GPUs",
-                   gpus, host->second.count, total, host->first, host->second.message);
+        infeasible("no plan for {} fits: {} of {} fail '{}' ({}): unfix offload, or use more GPUs",
+                   counted(gpus, "GPU"), counted(host->second.count), counted(total, "candidate"), host->first,
+                   host->second.message);
     if (failure.smallest) {
         Thrifty best{*failure.smallest, estimator.memory_bytes(*failure.smallest)};
         if (const std::optional<Thrifty> least = thriftiest(space, stack, estimator);
             least && least->bytes < best.bytes && least->bytes > space.base().hardware->memory_bytes)
             best = *least;
         const plan::Plan& p = best.plan;
-        infeasible(
-            "no plan for {} GPUs fits: {} of {} candidates fail 'memory' (best needs {:.1f} GiB of {:.1f}: tp {} cp {} "
-            "pp {} ep {} etp {} mbs {} recompute {}{}{}){}: {}",
-            gpus, reasons.at("memory").count, total, best.bytes / gib, p.hardware->memory_bytes / gib, p.tp, p.cp, p.pp,
-            p.ep, p.etp, p.mbs, plan::recompute::to_string(p.recompute), p.fsdp ? " fsdp on" : "",
-            p.offload != 0 ? " offload " + plan::offload::to_string(p.offload) : std::string(), others("memory"),
-            memory_remedy(request, stack, estimator, space));
+        infeasible("no plan for {} fits: {} of {} fail 'memory' (best needs {:.1f} GiB of {:.1f}: tp {} cp {} "
+                   "pp {} ep {} etp {} mbs {} recompute {}{}{}){}: {}",
+                   counted(gpus, "GPU"), counted(reasons.at("memory").count), counted(total, "candidate"),
+                   best.bytes / gib, p.hardware->memory_bytes / gib, p.tp, p.cp, p.pp, p.ep, p.etp, p.mbs,
+                   plan::recompute::to_string(p.recompute), p.fsdp ? " fsdp on" : "",
+                   p.offload != 0 ? " offload " + plan::offload::to_string(p.offload) : std::string(), others("memory"),
+                   memory_remedy(request, stack, estimator, space));
     }
     const std::int64_t near = nearest_gpus(request, stack);
     const auto named = pinned_reason(space, failure.rejected);
     const auto& [counter, reason] = named == reasons.end() ? *most : *named;
-    infeasible("no plan for {} GPUs: {} of {} candidates fail '{}' ({}){}{}", gpus, reason.count, total, counter,
-               reason.message, others(counter), near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
+    infeasible("no plan for {}: {} of {} fail '{}' ({}){}{}", counted(gpus, "GPU"), counted(reason.count),
+               counted(total, "candidate"), counter, reason.message, others(counter),
+               near == 0 ? std::string() : "; " + counted(near, "GPU") + " would do");
 }
 
 } // namespace moe::search

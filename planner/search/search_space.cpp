@@ -1,6 +1,7 @@
 // Enumerates the degrees of a request and drops what divisibility excludes, counting whole subtrees at once.
 #include "planner/search/search_space.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -275,9 +276,10 @@ std::vector<SearchSpace::Dense> SearchSpace::sound_dense(machine::Precision prec
     const int units = static_cast<int>(base_.model->layers.size() + base_.model->mtp.size()) + 1;
     if (!pinned("layout") && pp > units) {
         for (const Dense& d : all)
-            rejected_.add({"pp*vpp > layers", fmt::format("pp = {} stages, but {} has {} layers: use fewer stages", pp,
-                                                          base_.model->name, base_.model->layers.size())},
-                          static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * per_size(d));
+            rejected_.add(
+                {"pp*vpp > layers", fmt::format("pp = {} stages, but {} has {}: use fewer stages", pp,
+                                                base_.model->name, counted(base_.model->layers.size(), "layer"))},
+                static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * per_size(d));
         return {};
     }
     std::vector<Dense> sound;

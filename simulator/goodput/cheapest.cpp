@@ -1,6 +1,7 @@
 // Searches number by number and ranks what was found by GPU-hours.
 #include "simulator/goodput/cheapest.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -139,14 +140,14 @@ private:
         const Offer near = *nearest();
         std::string ways;
         if (const auto more = enough_gpus(near, most))
-            ways = fmt::format("use {} GPUs ({} hours), or ", more->first, hours_text(more->second));
+            ways = fmt::format("use {} ({} hours), or ", counted(more->first, "GPU"), hours_text(more->second));
         const plan::Plan& p = near.plan;
-        infeasible(
-            "--deadline {}: no plan trains {} tokens by then; the nearest takes {} hours ({} GPUs, tp {} cp {} dp "
-            "{} pp {} ep {}): {}--deadline {}, or --tokens {}",
-            *terms_.deadline_hours, tokens_text(terms_.budget()), hours_text(near.outlook.hours), p.gpus, p.tp, p.cp,
-            p.dp, p.pp, p.ep, ways, hours_text(rounded(near.outlook.hours, std::ceil)),
-            tokens_text(rounded(terms_.budget() * *terms_.deadline_hours / near.outlook.hours, std::floor)));
+        infeasible("--deadline {}: no plan trains {} tokens by then; the nearest takes {} hours ({}, tp {} cp {} dp "
+                   "{} pp {} ep {}): {}--deadline {}, or --tokens {}",
+                   *terms_.deadline_hours, tokens_text(terms_.budget()), hours_text(near.outlook.hours),
+                   counted(p.gpus, "GPU"), p.tp, p.cp, p.dp, p.pp, p.ep, ways,
+                   hours_text(rounded(near.outlook.hours, std::ceil)),
+                   tokens_text(rounded(terms_.budget() * *terms_.deadline_hours / near.outlook.hours, std::floor)));
     }
 
     const search::SearchRequest& request_;
@@ -180,7 +181,7 @@ Offers cheapest(const search::SearchRequest& request, const stack::Stack& stack,
 Offers cheapest_by_deadline(const search::SearchRequest& request, const stack::Stack& stack,
                             search::Estimator& estimator, int most, const Terms& terms) {
     const auto fewest = search::fewest_gpus(request, stack, estimator, 1, most);
-    if (!fewest) infeasible("--gpus auto: no plan for up to {} GPUs", most);
+    if (!fewest) infeasible("--gpus auto: no plan for up to {}", counted(most, "GPU"));
     Explorer explorer(request, stack, estimator, terms);
     const double least = gpus_at_peak(request, terms);
     double best = std::numeric_limits<double>::infinity(); // GPU-hours

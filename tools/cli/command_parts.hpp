@@ -17,6 +17,10 @@ CLI::Option* add(CLI::App* verb, const std::string& name, T& value, const std::s
     return verb->add_option(name, value, about)->type_name(type);
 }
 
+// An option that names a file to write. Where it is a folder, or lies in none, the command line is refused before any
+// work: throws Error (bad_input) naming option and folder.
+CLI::Option* add_written(CLI::App* verb, const std::string& name, std::string& value, const std::string& about);
+
 // One verb: its name, its line in the overview and an example, the options that every verb has, and what runs when it
 // is chosen.
 CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, const std::string& about,

@@ -11,9 +11,21 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <functional>
 
 namespace moe::tools {
+
+CLI::Option* add_written(CLI::App* verb, const std::string& name, std::string& value, const std::string& about) {
+    return add(verb, name, value, "FILE", about)->check([name](const std::string& path) {
+        std::error_code ignored;
+        const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+        if (std::filesystem::is_directory(path, ignored)) refuse("{} {}: is a folder: name a file", name, path);
+        if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
+            refuse("{} {}: there is no folder {}", name, path, folder.string());
+        return std::string();
+    });
+}
 
 CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, const std::string& about,
                    const std::string& example, std::function<void()> run) {
@@ -43,7 +55,7 @@ void read_gpus(SearchOptions& o, const std::string& text) {
         const char* end = text.data() + comma;
         const auto [last, error] = std::from_chars(text.data() + at, end, number);
         if (error != std::errc{} || last != end || number < 1)
-            refuse("--gpus {}: must be a whole number of 1 or more, or auto", text);
+            refuse("--gpus {}: must be a whole number of 1 or more, or auto, or several such as 64,128", text);
         if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
         at = comma + 1;
     }
@@ -125,7 +137,7 @@ void add_search(CLI::App& app, SearchOptions& o) {
         "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
     add_spare_experts(verb, o.spare_experts);
-    add(verb, "--out", o.out, "FILE", "write the best plan to this file");
+    add_written(verb, "--out", o.out, "write the best plan to this file");
     add_money(verb, o.money);
 }
 
@@ -134,11 +146,11 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
         add_verb(app, o, "replay", "simulate a plan event by event",
                  "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
     add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
-    add(verb, "--trace", o.trace, "FILE",
-        "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON (NAME.json.gz: compressed), or "
-        "NAME.pftrace "
-        "in Perfetto's own format with memory, links and arrows");
-    add(verb, "--report", o.report, "FILE", "write a self-contained HTML page, or its data where FILE ends in .json");
+    add_written(verb, "--trace", o.trace,
+                "write the timeline, which ui.perfetto.dev opens: Chrome trace JSON (NAME.json.gz: compressed), or "
+                "NAME.pftrace "
+                "in Perfetto's own format with memory, links and arrows");
+    add_written(verb, "--report", o.report, "write a self-contained HTML page, or its data where FILE ends in .json");
     add(verb, "--set", o.set, "FIELD=VALUE", "change a field of the plan first; may be repeated")
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -162,8 +174,8 @@ void add_explain(CLI::App& app, ExplainOptions& o) {
 void add_compare(CLI::App& app, CompareOptions& o) {
     CLI::App* verb = add_verb(app, o, "compare", "line up predicted and measured, op by op",
                               "moe-plan compare runs/first", [&o] { compare_verb(o); });
-    add(verb, "TRACES", o.traces, "FILE",
-        "PREDICTED MEASURED, or one run directory; with --log or --profile the plan that ran")
+    add(verb, "RUN_DIR", o.traces, "FILE",
+        "a run directory, or two traces: PREDICTED MEASURED; with --log or --profile the plan that ran")
         ->required()
         ->expected(1, 2);
     add(verb, "--log", o.log, "FILE",
@@ -174,8 +186,8 @@ void add_compare(CLI::App& app, CompareOptions& o) {
     add(verb, "--rank", o.rank, "N", "with --profile: the rank whose it is (default: as it says, else 0)");
     add(verb, "--kernels", o.kernels, "FILE",
         "with --profile: table of kernel names, or the name of one in profiles/kernels (default: the stack's)");
-    add(verb, "--report", o.report, "FILE",
-        "write a self-contained HTML page of traces or a run directory, or its data where FILE ends in .json");
+    add_written(verb, "--report", o.report,
+                "write a self-contained HTML page of traces or a run directory, or its data where FILE ends in .json");
     add_neighbours(verb, o.no_neighbours);
 }
 
@@ -208,7 +220,7 @@ void add_launch(CLI::App& app, LaunchOptions& o) {
     add(verb, "--gpus-per-node", o.per_node, "N", "processes of a node (default: as the plan's hardware has GPUs)");
     add(verb, "--image", o.image, "IMAGE", "--k8s: container image with moe-plan in its PATH");
     add(verb, "--claim", o.claim, "CLAIM", "--k8s: volume claim that is mounted at /work")->capture_default_str();
-    add(verb, "--out", o.out, "FILE", "file to write (default: stdout)");
+    add_written(verb, "--out", o.out, "file to write (default: stdout)");
 }
 
 void add_import(CLI::App& app, ImportVerbOptions& o) {
@@ -227,7 +239,7 @@ void add_import(CLI::App& app, ImportVerbOptions& o) {
     add(verb, "--seq", o.seq, "S", "tokens of a sequence (default: as the file says)");
     verb->add_flag("--alone", o.alone, "read the given files alone, and none that a script reads or starts");
     add(verb, "--stack", o.stack, "STACK", "software generation (default: the hardware's newest)");
-    add(verb, "--out", o.out, "FILE", "write the plan to this file");
+    add_written(verb, "--out", o.out, "write the plan to this file");
 }
 
 void add_show(CLI::App& app, ShowOptions& o) {

@@ -38,6 +38,10 @@ public:
         if (!option->get_default_str().empty()) about += " (default: " + option->get_default_str() + ")";
         return entry(name, about);
     }
+    std::string make_option_usage(const CLI::Option* option) const override {
+        const std::string name = make_option_name(option, true) + (option->get_expected_max() > 1 ? "..." : "");
+        return option->get_required() ? name : "[" + name + "]";
+    }
     std::string make_subcommand(const CLI::App* verb) const override {
         return entry(verb->get_display_name(), verb->get_description());
     }

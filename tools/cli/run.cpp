@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <regex>
 #include <utility>
 
 namespace moe::tools {
@@ -64,12 +65,27 @@ std::string unexpected_text(const CLI::App& verb) {
     return "unknown option " + name + did_you_mean(name, known);
 }
 
+// CLI11's messages of the commonest mistakes, in words that say what to do.
+std::string plain_words(const std::string& text) {
+    static const std::regex value("Could not convert: (\\S+) = (.*)"),
+        repeated("(\\S+): At Most 1 required but received (\\d+)"), missing("(\\S+): 1 required (.*) missing");
+    std::smatch part;
+    if (std::regex_match(text, part, value))
+        return fmt::format("{} {}: must be {}", part.str(1), part.str(2),
+                           is_number(part.str(2)) ? "a whole number within 64 bits" : "a plain number, without a unit");
+    if (std::regex_match(text, part, repeated))
+        return fmt::format("{}: was given {} times and takes one value: leave one out", part.str(1), part.str(2));
+    if (std::regex_match(text, part, missing))
+        return fmt::format("{}: its value {} is missing", part.str(1), part.str(2));
+    return text;
+}
+
 // The line for a command line that does not parse.
 std::string usage_line(const CLI::App& app, const CLI::ParseError& error) {
     const auto chosen = app.get_subcommands();
     const CLI::App& verb = chosen.empty() ? app : *chosen.front();
     const std::vector<std::string> left = verb.remaining();
-    std::string text = error.what();
+    std::string text = plain_words(error.what());
     // A mistyped option first: whatever else is wrong, such as a required one missing, follows from it.
     if (std::any_of(left.begin(), left.end(), [](const auto& word) { return word[0] == '-'; }) ||
         dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)

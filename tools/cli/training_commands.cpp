@@ -183,7 +183,7 @@ void add_calibrate(CLI::App& app, CalibrateOptions& o) {
         "RUNS.csv or PLAN.json:LOG of the engine's own log, one to ten runs: with --stack, writes a stack whose "
         "coefficients have seen them, and nothing is measured now");
     add(verb, "--stack", o.stack, "STACK", "with --anchor: the published stack that they were run with");
-    add(verb, "--out", o.out, "FILE", "the hardware profile; with --anchor the stack")->required();
+    add_written(verb, "--out", o.out, "the hardware profile; with --anchor the stack")->required();
 }
 
 void add_tokenize(CLI::App& app, TokenizeOptions& o) {

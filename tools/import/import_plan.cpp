@@ -1,6 +1,7 @@
 // Files to settings, settings to a model and to fields; then the plan is written again and held against the files.
 #include "tools/import/import_plan.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
@@ -232,9 +233,9 @@ void check(const ImportRequest& request, Import& import) {
     leave_out_what_plans_lack(import);
     if (const plan::PlanFault fault = plan::check_plan(import.plan))
         refuse("{}: {}{}", fmt::join(request.files, ", "), fault.message,
-               request.gpus > 0 ? ""
-                                : fmt::format("; the {} GPUs are those that the file starts: give --gpus for others",
-                                              import.plan.gpus));
+               request.gpus > 0
+                   ? ""
+                   : fmt::format("; the file starts {}: give --gpus for others", counted(import.plan.gpus, "GPU")));
     for (const stack::Rule* rule : stack::broken_rules(import.plan, import.stack))
         import.findings.push_back({Severity::error, rule->name.substr(0, rule->name.find(':')),
                                    fmt::format("{} ({})", rule->message, rule->source)});
@@ -283,7 +284,7 @@ Import import_plan(const ImportRequest& request) {
         plan.gbs = plan.mbs * plan.dp;
         import.findings.push_back(
             {Severity::hint, "gbs",
-             fmt::format("no global batch is set: {} sequences, one micro-batch of each rank", plan.gbs)});
+             fmt::format("no global batch is set: {}, one micro-batch of each rank", counted(plan.gbs, "sequence"))});
     }
     if (request.seq < 0 || request.seq > std::int64_t{1} << 40)
         refuse("--seq {}: must be between 1 and 2^40", request.seq);

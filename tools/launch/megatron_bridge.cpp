@@ -1,4 +1,5 @@
 // Overrides of a recipe of Megatron-Bridge, which its run script takes as words and its configuration as YAML.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/model/model.hpp"
@@ -140,12 +141,13 @@ EngineLaunch megatron_bridge_launch(const plan::Plan& plan, const Nodes& nodes) 
     Json config = nested(overrides);
     config["env_vars"] = launch.environment;
     launch.said = {{"recipe", recipe}, {"args", words(recipe, overrides, launch.environment)}, {"config", config}};
-    launch.text = fmt::format("# {} on {} nodes with {} GPUs each: overrides of the recipe {} of Megatron-Bridge {}.\n"
-                              "# process_config_with_overrides() reads this file as config_filepath; the run script\n"
-                              "# scripts/training/run_recipe.py takes the same as words, the field args of launch "
-                              "--megatron-bridge --json.\n",
-                              shown(plan.model->name), nodes.count, nodes.gpus, recipe, bridge) +
-                  to_yaml(config);
+    launch.text =
+        fmt::format("# {} on {} with {} each: overrides of the recipe {} of Megatron-Bridge {}.\n"
+                    "# process_config_with_overrides() reads this file as config_filepath; the run script\n"
+                    "# scripts/training/run_recipe.py takes the same as words, the field args of launch "
+                    "--megatron-bridge --json.\n",
+                    shown(plan.model->name), counted(nodes.count, "node"), counted(nodes.gpus, "GPU"), recipe, bridge) +
+        to_yaml(config);
     return launch;
 }
 

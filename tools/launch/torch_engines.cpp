@@ -1,4 +1,5 @@
 // Configuration files of torchtitan and of NeMo AutoModel, whose releases are those of their tables.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/model/model.hpp"
@@ -46,9 +47,9 @@ EngineLaunch configured(const EngineTable& table, const plan::Plan& plan, const 
     launch.said = {{"config", config}};
     std::string exports;
     for (const auto& [name, value] : launch.environment) exports += fmt::format("{}={} ", name, value);
-    launch.text = fmt::format("# {} on {} nodes with {} GPUs each, {} {}.\n# {}{}\n", shown(plan.model->name),
-                              nodes.count, nodes.gpus, written.begin, table.release, exports,
-                              fmt::format(fmt::runtime(written.run), nodes.count, nodes.gpus)) +
+    launch.text = fmt::format("# {} on {} with {} each, {} {}.\n# {}{}\n", shown(plan.model->name),
+                              counted(nodes.count, "node"), counted(nodes.gpus, "GPU"), written.begin, table.release,
+                              exports, fmt::format(fmt::runtime(written.run), nodes.count, nodes.gpus)) +
                   written.text(config);
     return launch;
 }

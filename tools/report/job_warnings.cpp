@@ -1,6 +1,7 @@
 // Holds what a log or a profile says of its job, and what its figures imply, to the plan.
 #include "tools/report/job_warnings.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
@@ -194,8 +195,7 @@ std::vector<std::string> log_warnings(const plan::Plan& plan, const TrainingLog&
     if (used.size() == 1 && value_of(*used.front(), LogField::iteration).value_or(0.0) <= 1.0)
         warn("its only iteration is the first, with all of the start-up: give a log of more iterations");
     else if (used.size() < few_iterations)
-        warn("the median is of {} iteration{}: give a log of more iterations", used.size(),
-             used.size() == 1 ? "" : "s");
+        warn("the median is of {}: give a log of more iterations", counted(used.size(), "iteration"));
     return warn.lines();
 }
 

@@ -1,6 +1,7 @@
 // Lays out hours, dollars and goodput.
 #include "tools/report/money_report.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/plan/plan.hpp"
 #include "tools/report/stamp.hpp"
 
@@ -72,7 +73,7 @@ Table counts_table(const Money& money) {
 std::vector<std::string> counts_lines(const Money& money) {
     std::vector<std::string> lines;
     for (const goodput::Count& count : money.counts)
-        if (!count.best) lines.push_back(fmt::format("{} GPUs: {}", count_text(count.gpus), count.no_plan));
+        if (!count.best) lines.push_back(fmt::format("{}: {}", counted(count.gpus, "GPU"), count.no_plan));
     return lines;
 }
 
@@ -89,9 +90,9 @@ std::vector<std::string> assumption_lines(const Money& money, const PlanNote& fi
     if (!terms.mtbf_hours) {
         lines.emplace_back("Failures and checkpoints: left out (no --mtbf)");
     } else {
-        lines.push_back(fmt::format("Failures: at random, every {} of a GPU, so every {} of {} GPUs",
+        lines.push_back(fmt::format("Failures: at random, every {} of a GPU, so every {} of {}",
                                     hours_text(*terms.mtbf_hours), hours_text(o.job_mtbf_hours),
-                                    count_text(plan.gpus)));
+                                    counted(plan.gpus, "GPU")));
         lines.push_back(checkpoint_line(o, terms));
         const bool usual = terms.restart_seconds == goodput::usual_restart_seconds;
         lines.push_back(fmt::format("Restart: {} behind each failure{}", minutes_text(terms.restart_seconds),

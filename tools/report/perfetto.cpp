@@ -1,6 +1,7 @@
 // Writes the packets of a Perfetto trace: descriptors of tracks, slices, counters and flows, with interned names.
 #include "tools/report/perfetto.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory_timeline.hpp"
 #include "planner/plan/plan.hpp"
@@ -273,8 +274,8 @@ std::string perfetto_trace(const program::Timeline& timeline, const TracedPlans&
         const int rank = timeline.ranks[i], stage = timeline.pipeline_rank[i];
         const auto end = std::find_if(begin, timeline.rows.end(), [&](const auto& row) { return row.rank != rank; });
         const int stands_for = timeline.represents[i];
-        const std::uint64_t group = packets.add_track(
-            fmt::format("rank {} (stage {}, {} rank{})", rank, stage, stands_for, stands_for == 1 ? "" : "s"), step);
+        const std::uint64_t group =
+            packets.add_track(fmt::format("rank {} (stage {}, {})", rank, stage, counted(stands_for, "rank")), step);
         const program::Program timed = lower::lower(plans.timed, stage);
         RankTracks tracks(packets, group, i, begin, end);
         tracks.slices(timed, flows);

@@ -1,4 +1,5 @@
 // Describes layers, positions and machines in words.
+#include "planner/base/counted.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
@@ -14,23 +15,23 @@ namespace {
 void join(std::string& text, const std::string& more) { text += (text.empty() ? "" : ", ") + more; }
 
 std::string softmax_text(const model::Attention& a) {
-    std::string text = a.heads == a.kv_heads
-                           ? fmt::format("{} heads of {}", a.heads, a.qk_dim)
-                           : fmt::format("{} query and {} key/value heads of {}", a.heads, a.kv_heads, a.qk_dim);
+    std::string text = a.heads == a.kv_heads ? fmt::format("{} of {}", counted(a.heads, "head"), a.qk_dim)
+                                             : fmt::format("{} query and {} of {}", a.heads,
+                                                           counted(a.kv_heads, "key/value head"), a.qk_dim);
     if (a.v_dim != a.qk_dim) join(text, fmt::format("values of {}", a.v_dim));
     if (a.q_lora > 0) join(text, fmt::format("query latent {}", a.q_lora));
     return text;
 }
 
 std::string latent_text(const model::Attention& a) {
-    std::string text = fmt::format("latent (MLA): {} heads of {}, values of {}", a.heads, a.qk_dim, a.v_dim);
+    std::string text = fmt::format("latent (MLA): {} of {}, values of {}", counted(a.heads, "head"), a.qk_dim, a.v_dim);
     join(text, a.q_lora > 0 ? fmt::format("query latent {}", a.q_lora) : "queries projected directly");
     join(text, fmt::format("key/value latent {}", a.kv_lora));
     return text;
 }
 
 std::string compressed_text(const model::Attention& a) {
-    std::string text = fmt::format("compressed keys: {} heads of {}", a.heads, a.qk_dim);
+    std::string text = fmt::format("compressed keys: {} of {}", counted(a.heads, "head"), a.qk_dim);
     join(text, a.compress_ratio > 0 ? fmt::format("{} positions in one", a.compress_ratio) : "window only");
     return text;
 }
@@ -43,9 +44,9 @@ void add_details(std::string& text, const model::Attention& a) {
     if (a.window > 0) join(text, fmt::format("window of {}", a.window));
     if (a.chunk > 0) join(text, fmt::format("chunks of {}", a.chunk));
     if (a.indexer_top_k > 0) {
-        join(text, fmt::format("{} keys picked by an indexer", a.indexer_top_k));
+        join(text, counted(a.indexer_top_k, "key") + " picked by an indexer");
         if (a.shares_index) text += " of an earlier layer";
-        if (a.indexes()) text += fmt::format(" of {} heads", a.indexer_heads);
+        if (a.indexes()) text += " of " + counted(a.indexer_heads, "head");
     }
     if (a.qk_norm) join(text, "norms of queries and keys");
     if (a.qkv_bias) join(text, "bias of queries, keys and values");
@@ -61,7 +62,7 @@ std::string router_text(const model::Router& r) {
                        : r.scoring == model::Scoring::sigmoid ? "sigmoid"
                                                               : "sqrt-softplus";
     text += r.softmax_after_top_k ? " router over those chosen" : " router";
-    if (r.groups > 1) join(text, fmt::format("{} of {} groups", r.groups_kept, r.groups));
+    if (r.groups > 1) join(text, fmt::format("{} of {}", r.groups_kept, counted(r.groups, "group")));
     if (r.expert_bias) join(text, "selection bias");
     if (r.scale != 1.0) join(text, fmt::format("weights times {}", r.scale));
     return text;
@@ -98,11 +99,11 @@ std::string attention_text(const model::Attention& a) {
         text = compressed_text(a);
         break;
     case model::AttentionKind::gated_delta:
-        return fmt::format("gated delta net: {} key heads of {}, {} value heads of {}, convolution of {}", a.key_heads,
-                           a.key_dim, a.value_heads, a.value_dim, a.conv_kernel);
+        return fmt::format("gated delta net: {} of {}, {} of {}, convolution of {}", counted(a.key_heads, "key head"),
+                           a.key_dim, counted(a.value_heads, "value head"), a.value_dim, a.conv_kernel);
     case model::AttentionKind::mamba:
-        return fmt::format("Mamba-2: {} heads of {}, state {}, {} groups, convolution of {}", a.value_heads,
-                           a.value_dim, a.key_dim, a.key_heads, a.conv_kernel);
+        return fmt::format("Mamba-2: {} of {}, state {}, {}, convolution of {}", counted(a.value_heads, "head"),
+                           a.value_dim, a.key_dim, counted(a.key_heads, "group"), a.conv_kernel);
     case model::AttentionKind::lumped:
         return fmt::format("{}: {} weights", a.lump.name, a.lump.weights);
     case model::AttentionKind::none:
@@ -117,7 +118,7 @@ std::string mlp_text(const model::LayerKind& kind) {
     if (!kind.moe)
         return kind.dense_ffn > 0 ? fmt::format("dense of {}, {}", kind.dense_ffn, activation_text(kind)) : "-";
     const model::Moe& m = *kind.moe;
-    std::string text = fmt::format("{} experts of {}, {} per token", m.experts, m.ffn, m.top_k);
+    std::string text = fmt::format("{} of {}, {} per token", counted(m.experts, "expert"), m.ffn, m.top_k);
     if (m.shared_ffn > 0) join(text, fmt::format("shared of {}{}", m.shared_ffn, m.shared_gate ? " with a gate" : ""));
     if (m.latent > 0) join(text, fmt::format("in a latent width of {}", m.latent));
     join(text, router_text(m.router));

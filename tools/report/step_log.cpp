@@ -1,6 +1,7 @@
 // A line and a record for every step.
 #include "tools/report/step_log.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/model/model.hpp"
 #include "tools/print/table.hpp"
 
@@ -109,8 +110,8 @@ void StepLog::add(const train::Evaluation& evaluation, double seconds) {
     const std::int64_t step = run_.steps.back().step;
     run_.steps.back().valid_loss = evaluation.loss;
     run_.evaluations.push_back({step, evaluation.loss, evaluation.tokens});
-    console_.note("step {}/{} | valid loss {:.4f} over {} tokens | {}", step, steps_.steps, evaluation.loss,
-                  count_text(static_cast<double>(evaluation.tokens)), seconds_text(seconds));
+    console_.note("step {}/{} | valid loss {:.4f} over {} | {}", step, steps_.steps, evaluation.loss,
+                  counted(evaluation.tokens, "token"), seconds_text(seconds));
 }
 
 } // namespace moe::tools

@@ -4,6 +4,7 @@
 #include "engine/bench/collective_bench.hpp"
 #include "engine/bench/microbench.hpp"
 #include "engine/ops/backend.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/json.hpp"
@@ -128,8 +129,8 @@ machine::Hardware measured_cores(const CalibrateOptions& options, const bench::M
     hardware.peak_flops[static_cast<std::size_t>(machine::Precision::fp8_blockwise)] = bench.fp8_flops;
     hardware.memory_bandwidth = bench.memory_bandwidth;
     hardware.measured = bench.measured;
-    hardware.measured_by = fmt::format("{}, {} ({} cores), moe-plan calibrate --backend {}", today(), processor_name(),
-                                       hardware.cores, options.backend);
+    hardware.measured_by = fmt::format("{}, {} ({}), moe-plan calibrate --backend {}", today(), processor_name(),
+                                       counted(hardware.cores, "core"), options.backend);
     hardware.source = "rates of one core and costs by op kind measured on this machine; links are those of cpu-local, "
                       "which only op kinds without a measurement fall back to";
     return hardware;
@@ -152,7 +153,7 @@ Table calls_table(const std::map<std::string, std::vector<machine::MeasuredCall>
 std::string calls_text(const std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     std::size_t calls = 0;
     for (const auto& [kind, list] : measured) calls += list.size();
-    return fmt::format("{} calls of {} op kinds", count_text(static_cast<double>(calls)), measured.size());
+    return fmt::format("{} of {}", counted(calls, "call"), counted(measured.size(), "op kind"));
 }
 
 void print_next(Console& console, const CalibrateOptions& options) {
@@ -163,14 +164,14 @@ void print_next(Console& console, const CalibrateOptions& options) {
 void feed_back(const CalibrateOptions& options) {
     if (options.gpus != 0) refuse("--gpus {}: --runs measures nothing now: leave it out", options.gpus);
     Feedback fed = fed_back(options.runs, options.from);
-    fed.hardware.measured_by += fmt::format("; {}, {} run{}, moe-plan calibrate --runs", today(), options.runs.size(),
-                                            options.runs.size() == 1 ? "" : "s");
+    fed.hardware.measured_by +=
+        fmt::format("; {}, {}, moe-plan calibrate --runs", today(), counted(options.runs.size(), "run"));
     const std::string profile = machine::to_json(fed.hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
     Console console(options);
-    console.say("{}: {} ops of {} run{} joined, {}", options.out, count_text(static_cast<double>(fed.ops)),
-                options.runs.size(), options.runs.size() == 1 ? "" : "s", calls_text(fed.measured));
+    console.say("{}: {} of {} joined, {}", options.out, counted(fed.ops, "op"), counted(options.runs.size(), "run"),
+                calls_text(fed.measured));
     if (console.verbose()) {
         console.say("{}", fed.hardware.measured_by);
         console.table(calls_table(fed.measured));
@@ -224,7 +225,7 @@ void print_profile(Console& console, const machine::Hardware& hardware, const be
         rates = fmt::format("{:.1f} GFLOP/s fp32, {:.1f} bf16, {:.1f} GB/s; ", bench.fp32_flops / 1e9,
                             bench.bf16_flops / 1e9, bench.memory_bandwidth / 1e9);
     const std::string machine =
-        hardware.cpu ? fmt::format("{} cores, each", hardware.cores) : (bench.device.empty() ? "GPUs" : bench.device);
+        hardware.cpu ? counted(hardware.cores, "core") + ", each" : (bench.device.empty() ? "GPUs" : bench.device);
     console.say("{}: {} {}{}", out, machine, rates, calls_text(bench.measured));
     if (!console.verbose()) return;
     console.say("{}", hardware.measured_by);
@@ -236,9 +237,6 @@ void print_profile(Console& console, const machine::Hardware& hardware, const be
 } // namespace
 
 void calibrate_verb(const CalibrateOptions& options) {
-    // Known now rather than after the measurement.
-    const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
-    if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     if (!options.anchors.empty() || !options.stack.empty()) return calibrate_anchors(options);
     if (!options.merge.empty()) return merge(options);
     if (!options.runs.empty()) return feed_back(options);

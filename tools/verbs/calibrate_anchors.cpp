@@ -1,4 +1,5 @@
 // The verb calibrate for runs of one's own: a stack whose coefficients have seen them.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
@@ -123,12 +124,11 @@ void calibrate_anchors(const CalibrateOptions& options) {
     Console console(options);
     const std::vector<MeasuredPlan> runs = runs_of(options, console);
     const Anchoring anchoring =
-        anchor(options.stack, runs,
-               fmt::format("moe-plan calibrate --anchor with {} run{}", runs.size(), runs.size() == 1 ? "" : "s"));
+        anchor(options.stack, runs, "moe-plan calibrate --anchor with " + counted(runs.size(), "run"));
     write_file(options.out, stack::to_json(anchoring.stack));
     if (options.json) return print(anchor_document(anchoring, options.out));
-    console.say("{}: stack {} with {} coefficients moved by {} run{}", options.out, options.stack,
-                anchoring.stack.coefficients.size(), runs.size(), runs.size() == 1 ? "" : "s");
+    console.say("{}: stack {} with {} moved by {}", options.out, options.stack,
+                counted(anchoring.stack.coefficients.size(), "coefficient"), counted(runs.size(), "run"));
     if (options.quiet) return;
     console.say("\nTFLOPS/GPU, corrected by runs nearby:");
     console.table(runs_table(anchoring));

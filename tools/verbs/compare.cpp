@@ -1,4 +1,5 @@
 // The verb compare: predicted and measured timelines of one plan, side by side.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "tools/print/console.hpp"
@@ -25,6 +26,7 @@ struct Files {
 Files files_of(const std::vector<std::string>& given) {
     if (given.size() == 2) return {given[0], given[1], "", ""};
     std::error_code error;
+    if (!std::filesystem::exists(given[0], error)) refuse("cannot read {}: No such file or directory", given[0]);
     if (!std::filesystem::is_directory(given[0], error))
         refuse("{}: not a run directory; give one, or two traces: PREDICTED MEASURED", given[0]);
     const std::filesystem::path folder(given[0]);
@@ -103,8 +105,7 @@ void compare_verb(const CompareOptions& options) {
     console.table(summary);
     if (!options.report.empty()) console.note("Report in {}", options.report);
     if (options.quiet) return;
-    console.say("\nBusy seconds of a step by op kind, mean of ranks ({} ops lined up):",
-                count_text(static_cast<double>(c.matched)));
+    console.say("\nBusy seconds of a step by op kind, mean of ranks ({} lined up):", counted(c.matched, "op"));
     console.table(kinds_table(c));
     if (c.widest.empty()) return;
     console.line("");

@@ -1,4 +1,5 @@
 // The verb compare for what other engines left: a plan's prediction beside their log or their profile.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -41,10 +42,6 @@ Predicted predict(const std::string& path, bool keep_rows) {
     return predicted;
 }
 
-std::string counted(std::size_t count, const char* what) {
-    return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
 void add_seconds(Table& table, const char* name, double predicted, double measured) {
     table.add({name, seconds_text(predicted), seconds_text(measured), ratio_text(predicted, measured)});
 }
@@ -65,7 +62,7 @@ Table log_table(const LogComparison& c) {
 }
 
 void say_log(Console& console, const LogComparison& c) {
-    console.note("{}: median of {} of {} logged iterations", c.engine, c.iterations, c.logged);
+    console.note("{}: median of {} of {}", c.engine, counted(c.iterations), counted(c.logged, "logged iteration"));
     console.note("Left out: {} at the front (warm-up), {} as outliers{}{}", c.warm_up, c.outliers.size(),
                  c.other_batch > 0 ? fmt::format(", {} of another batch or sequence", c.other_batch) : "",
                  c.skipped > 0 ? fmt::format(", {} with skipped steps", c.skipped) : "");
@@ -75,7 +72,7 @@ void say_log(Console& console, const LogComparison& c) {
         console.note("Step time follows from the {} that it logs and the plan's batch", to_string(c.time));
     if (c.time == LogTime::elapsed)
         console.note("Step times are differences of the times since the start that it logs");
-    if (c.runs > 1) console.note("The log holds {} runs; this is the last whole one", c.runs);
+    if (c.runs > 1) console.note("The log holds {}; this is the last whole one", counted(c.runs, "run"));
     if (c.cut) console.note("The log's last line has no end and was left out");
     if (c.first_loss && c.last_loss) console.note("Loss from {:.4f} to {:.4f}", *c.first_loss, *c.last_loss);
     for (std::size_t i = 0; i < std::min(shown_names, c.outliers.size()); ++i)
@@ -110,8 +107,8 @@ ProfileSubject subject_of(const CompareOptions& options, const DeviceProfile& pr
     const plan::Plan& plan = predicted.plan;
     ProfileSubject subject;
     if (profile.world_size && *profile.world_size != plan.gpus)
-        refuse("{}: of a job of {} ranks, the plan has {}: compare with a plan for {}", options.profile,
-               *profile.world_size, plan.gpus, *profile.world_size);
+        refuse("{}: of a job of {}, the plan has {}: compare with a plan for {}", options.profile,
+               counted(*profile.world_size, "rank"), counted(plan.gpus), counted(*profile.world_size));
     subject.rank_known = options.rank >= 0 || profile.rank;
     subject.rank =
         options.rank >= 0 ? static_cast<int>(std::min<std::int64_t>(options.rank, 1 << 30)) : profile.rank.value_or(0);

@@ -1,6 +1,7 @@
 // The verb evaluate: the mean loss of a model's weights over a dataset.
 #include "engine/data/in_order.hpp"
 #include "engine/train/data_source.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/model.hpp"
 #include "planner/stack/stack.hpp"
@@ -50,10 +51,9 @@ void evaluate_verb(const EvaluateOptions& options) {
     const train::Evaluation result = ranks->evaluate(train::samples_of(data), samples);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (options.json) return print(evaluate_document({0, result.loss, result.tokens}, plan.seq));
-    console.say("Loss {:.4f} nats/token, perplexity {:.4f}, over {} tokens in sequences of {}", result.loss,
-                std::exp(result.loss), count_text(static_cast<double>(result.tokens)),
-                count_text(static_cast<double>(plan.seq)));
-    console.note("{}: {} ranks, {}", plan.model->name, plan.gpus, seconds_text(seconds));
+    console.say("Loss {:.4f} nats/token, perplexity {:.4f}, over {} in sequences of {}", result.loss,
+                std::exp(result.loss), counted(result.tokens, "token"), counted(plan.seq));
+    console.note("{}: {}, {}", plan.model->name, counted(plan.gpus, "rank"), seconds_text(seconds));
 }
 
 } // namespace moe::tools

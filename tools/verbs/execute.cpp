@@ -3,6 +3,7 @@
 #include "engine/base/crc32c.hpp"
 #include "engine/train/data_source.hpp"
 #include "engine/train/trainer.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/model/model.hpp"
@@ -43,8 +44,8 @@ void check_memory(const std::string& place, int ranks, const replay::Simulation&
     const double machine =
         static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
     if (mean * ranks > machine)
-        refuse("{}: its {} ranks need {:.1f} GiB, this machine has {:.1f} GiB: use a smaller model, batch or sequence",
-               place, ranks, gib(mean * ranks), gib(machine));
+        refuse("{}: {} of it {} {:.1f} GiB, this machine has {:.1f} GiB: use a smaller model, batch or sequence", place,
+               counted(ranks, "rank"), ranks == 1 ? "needs" : "need", gib(mean * ranks), gib(machine));
 }
 
 // The folder that --run-dir names. It starts without traces of an earlier run, so that what lies there is of one run.
@@ -207,26 +208,26 @@ private:
         run_.predicted_step_seconds = simulation_.estimate.step_seconds;
         run_.peak_memory_gib = trainer.memory_gib();
         run_.joined = trainer.joined();
-        const std::string place = transport_ != nullptr   ? fmt::format("{} processes", transport_->world())
-                                  : run_.backend == "cpu" ? fmt::format("{} cores", trainer.permits())
+        const std::string place = transport_ != nullptr   ? counted(transport_->world(), "process")
+                                  : run_.backend == "cpu" ? counted(trainer.permits(), "core")
                                                           : trainer.device_name();
-        console_.note("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
-                      plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
-                      count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
+        console_.note("{}: {} on {}, {} per step, {:.3f} GiB in the fullest rank", plan_.model->name,
+                      counted(plan_.gpus, "rank"), place, counted(plan_.gbs * plan_.seq, "token"),
+                      run_.peak_memory_gib);
         console_.note("Predicted: {} per step", seconds_text(run_.predicted_step_seconds));
         if (plan::has_block_products(plan_) && backends::backend_named(run_.backend).block_scaled_gemm != nullptr)
             console_.warn("Dense products in {} are block-scaled ones of cuBLASLt: this path is compiled, not run, on "
                           "no such GPU by us",
                           machine::to_string(std::max(plan_.precision, plan_.head())));
         if (const comm::Joined& joined = run_.joined; joined.communicators > 0)
-            console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
-                          joined.communicators, joined.bytes / (1 << 30));
+            console_.note("NCCL: {}, which took {:.2f} GiB of a GPU with buffers",
+                          counted(joined.communicators, "communicator"), joined.bytes / (1 << 30));
         if (!run_.joined.slots_by.empty()) console_.note("Between NVLink domains: {}", run_.joined.slots_by);
         if (const double gib = trainer.average_gib(); gib > 0.0)
             console_.note("The average of the weights takes {:.3f} GiB of host memory in the fullest rank", gib);
         if (!balance_.empty()) console_.note("Balance: {}", balance_);
-        console_.note("Data: {} tokens, unigram entropy {:.4f} nats/token",
-                      count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
+        console_.note("Data: {}, unigram entropy {:.4f} nats/token", counted(data_.tokens(), "token"),
+                      run_.unigram_entropy);
     }
 
     void train_and_save(train::Trainer& trainer) {
@@ -278,11 +279,12 @@ private:
         const std::string routing = routing_csv(routed);
         run_.queued = trainer.queued_step();
         if (run_.queued.nodes > 0)
-            console_.note("A step {} of {} nodes with {} copies between host and GPU, queued in {}",
+            console_.note("A step {} of {} with {} between host and GPU, queued in {}",
                           plan_.cuda_graph == plan::CudaGraph::full
                               ? "is one CUDA graph"
-                              : fmt::format("runs {} CUDA graphs", run_.queued.records),
-                          run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
+                              : "runs " + counted(run_.queued.records, "CUDA graph"),
+                          counted(run_.queued.nodes, "node"), counted(run_.queued.host_copies, "copy"),
+                          seconds_text(run_.queued.host_seconds));
         if (const device::MeanPower& d = run_.draw; d.seconds > 0.0)
             console_.note("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
                           plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
@@ -305,12 +307,13 @@ private:
         }
         if (first_ && !options_.report.empty()) write_report(routed, measured);
         if (run_.steps.empty()) {
-            console_.say("All {} steps are done: nothing to train; raise --steps to go on", trainer.steps_done());
+            console_.say("Nothing to train: {} done; raise --steps to go on", counted(trainer.steps_done(), "step"));
         } else {
             std::size_t averaged = 0;
             const double loss = final_loss(run_, averaged);
-            console_.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}",
-                         loss, averaged, run_.unigram_entropy);
+            console_.say("Final loss {:.4f} nats/token ({}), unigram entropy of the data {:.4f}", loss,
+                         averaged == 1 ? "of one step" : fmt::format("mean of the last {} steps", averaged),
+                         run_.unigram_entropy);
         }
         if (folder && recorded) console_.note("Next: moe-plan compare {}", options_.run_dir);
         if (options_.json && first_) print(run_document(run_));
@@ -354,8 +357,8 @@ void execute_verb(const ExecuteOptions& options) {
     std::optional<comm::Launch> launch = comm::launch_of_environment();
     if (!launch) return Execution(options, plan, balance, nullptr).run();
     if (launch->world != plan.gpus)
-        refuse("{}: has {} ranks, but {} processes were started: start one for each rank", options.plan, plan.gpus,
-               launch->world);
+        refuse("{}: has {}, but {} {} started: start one for each rank", options.plan, counted(plan.gpus, "rank"),
+               counted(launch->world, "process"), launch->world == 1 ? "was" : "were");
     launch->listen = options.listen;
     launch->say = [](const std::string& line) { std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr); };
     comm::Transport transport(*launch, fingerprint(options, plan));

@@ -7,6 +7,7 @@
 #include "engine/train/megatron_weights.hpp"
 #include "engine/train/resume.hpp"
 #include "engine/train/upcycle.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
@@ -164,7 +165,7 @@ void set_weights(const ExecuteOptions& options, train::Trainer& trainer, data::S
     if (options.resume && resume(options, trainer, data, console)) return;
     if (!options.from_torch_dist.empty()) {
         const train::LoadReport report = train::load_megatron_weights(trainer, options.from_torch_dist);
-        console.note("{}: {} parameters", options.from_torch_dist, report.loaded);
+        console.note("{}: {}", options.from_torch_dist, counted(report.loaded, "parameter"));
         return;
     }
     if (options.init_from.empty()) return;

@@ -1,4 +1,5 @@
 // The verb explain: the walls of a plan, what each single change would do, and what makes it differ from another plan.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -78,8 +79,8 @@ void print_compute(Console& console, const Explanation& e) {
         table.add({c.name, seconds_text(c.busy), seconds_text(c.ideal), percent_text(c.ideal / std::max(c.busy, 1e-30)),
                    c.repeated > 0.0 ? seconds_text(c.repeated) : "-", count_text(static_cast<double>(c.ops))});
     console.table(table, 2);
-    console.say("  host: {} to issue {} ops, {} of the step exposed", seconds_text(w.issue_seconds),
-                count_text(static_cast<double>(w.launches)), seconds_text(estimate.breakdown.host));
+    console.say("  host: {} to issue {}, {} of the step exposed", seconds_text(w.issue_seconds),
+                counted(w.launches, "op"), seconds_text(estimate.breakdown.host));
     if (w.unaligned > 0)
         console.say("  {} products have rows that are not whole 16 bytes (of {} elements): {} lost; widths that are "
                     "multiples of 8 on every rank avoid it",

@@ -1,5 +1,6 @@
 // The verb export: the newest whole checkpoint of a folder as a Hugging Face folder.
 #include "engine/train/huggingface.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/json.hpp"
@@ -70,8 +71,8 @@ void export_verb(const ExportVerbOptions& options) {
     write_generation_config(state.config, options.out);
     if (options.json) return print(export_document(state.step, checkpoint->shapes().size(), options.out));
     Console console(options);
-    console.say("{} after step {}: {} parameters in {} as {}", state.model, state.step, checkpoint->shapes().size(),
-                options.out, options.dtype);
+    console.say("{} after step {}: {} in {} as {}", state.model, state.step,
+                counted(checkpoint->shapes().size(), "parameter"), options.out, options.dtype);
     console.note("Next: moe-plan execute PLAN --init-from {}", options.out);
 }
 

@@ -1,6 +1,7 @@
 // The verb generate: text behind a prompt, token by token.
 #include "engine/data/text/vocabulary.hpp"
 #include "engine/train/sampling.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/model/model.hpp"
@@ -81,7 +82,8 @@ void generate_verb(const GenerateOptions& options) {
     const std::string text = vocabulary.text(tokens);
     if (options.json) return print(generate_document(text, tokens, prompt.size(), seconds));
     console.say("{}{}", data::printable(options.prompt), text);
-    console.note("{} tokens behind {} of the prompt in {}", tokens.size(), prompt.size(), seconds_text(seconds));
+    console.note("{} behind {} of the prompt in {}", counted(tokens.size(), "token"), counted(prompt.size()),
+                 seconds_text(seconds));
 }
 
 } // namespace moe::tools

@@ -1,4 +1,5 @@
 // The verb import: a launch file of another engine becomes a plan, with what was not understood and what was found.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
@@ -32,8 +33,8 @@ void print_import(Console& console, const ImportVerbOptions& options, const Impo
     console.say("{} in the words of {} {}: {} on {} x {}, stack {}", options.files.front(), import.format,
                 import.release, plan.model->name, plan.gpus, plan.hardware->name, plan.stack);
     console.say("{}", written_text(plan));
-    console.say("{} settings, of which {} change neither time nor memory and {} were not understood", import.settings,
-                import.harmless, import.unknown.size());
+    console.say("{}, {} without effect on time and memory, {} not understood", counted(import.settings, "setting"),
+                counted(import.harmless), counted(import.unknown.size()));
     for (const Severity severity : {Severity::error, Severity::warning, Severity::hint})
         for (const Finding& finding : import.findings)
             if (finding.severity == severity) console.say("{}: {}", to_string(severity), finding.message);

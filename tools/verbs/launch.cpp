@@ -1,4 +1,5 @@
 // The verb launch: a plan's job file for Slurm, Open MPI or Kubernetes, or its file for another engine.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
@@ -108,7 +109,8 @@ void launch_execute(const LaunchOptions& options, const plan::Plan& plan) {
     if (options.json) return print(launch_document(job.nodes, job.per_node, options.out, text));
     if (options.out.empty()) return print(text);
     Console console(options);
-    console.note("{} nodes with {} processes each, in {}; next: {} {}", job.nodes, job.per_node, options.out,
+    console.note("{} with {} each, in {}; next: {} {}", counted(job.nodes, "node"), counted(job.per_node, "process"),
+                 options.out,
                  options.slurm ? "sbatch"
                  : options.mpi ? "bash"
                                : "kubectl apply -f",
@@ -135,8 +137,8 @@ void launch_engine(const LaunchOptions& options, const plan::Plan& plan) {
     }
     if (options.json) return print(document);
     if (options.out.empty()) return print(text);
-    Console(options).note("{} nodes with {} processes each for {} {}, in {}", nodes.count, nodes.gpus, launch.engine,
-                          launch.release, options.out);
+    Console(options).note("{} with {} each for {} {}, in {}", counted(nodes.count, "node"),
+                          counted(nodes.gpus, "process"), launch.engine, launch.release, options.out);
 }
 
 } // namespace

@@ -1,4 +1,5 @@
 // The verb replay: simulates a plan event by event, and writes its timeline and report.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
@@ -107,8 +108,8 @@ void replay_verb(const ReplayOptions& options) {
     if (options.quiet) return;
     print_breakdown(console, e);
     if (routing::skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));
-    console.note("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
-                 simulation.timeline.ranks.size(), simulation.ranks);
+    console.note("{} played on {} in place of {}", counted(simulation.ops, "op"),
+                 counted(simulation.timeline.ranks.size(), "rank"), counted(simulation.ranks));
     if (!options.trace.empty()) console.note("Timeline in {} (open it in ui.perfetto.dev)", options.trace);
     if (!options.report.empty()) console.note("Report in {}", options.report);
 }

@@ -1,6 +1,7 @@
 // Checks options and builds the request of search and explain.
 #include "tools/verbs/request.hpp"
 
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/document_lengths.hpp"
@@ -148,9 +149,8 @@ void settle_gpus(const SearchOptions& options, Request& request, search::Estimat
     const auto fewest =
         search::fewest_gpus(request.search, request.stack, estimator, 1, SearchOptions::most_for_fewest);
     if (!fewest)
-        infeasible(
-            "--gpus auto: no plan for up to {} GPUs: shorten --seq, change --gbs{}, or take GPUs with more memory",
-            SearchOptions::most_for_fewest, options.fix.empty() ? "" : ", unfix a field");
+        infeasible("--gpus auto: no plan for up to {}: shorten --seq, change --gbs{}, or take GPUs with more memory",
+                   counted(SearchOptions::most_for_fewest, "GPU"), options.fix.empty() ? "" : ", unfix a field");
     request.search.base.gpus = fewest->first;
 }
 

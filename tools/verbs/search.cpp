@@ -1,4 +1,5 @@
 // The verb search: explores the plan space of a request, prints the best plans and writes the first.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
@@ -84,8 +85,8 @@ void print_counts(Console& console, const search::SearchResult& result) {
     std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
     std::int64_t pruned = 0;
     for (const auto& [reason, count] : reasons) pruned += count;
-    console.note("\n{} plans evaluated and {} excluded in {}", count_text(static_cast<double>(result.evaluated)),
-                 count_text(static_cast<double>(pruned)), seconds_text(result.seconds));
+    console.note("\n{} evaluated and {} excluded in {}", counted(result.evaluated, "plan"), counted(pruned),
+                 seconds_text(result.seconds));
     if (!console.verbose() || reasons.empty()) return;
     Table table({"<excluded because", "plans"});
     for (const auto& [reason, count] : reasons) table.add({reason, count_text(static_cast<double>(count))});
@@ -104,8 +105,7 @@ void search_verb(const SearchOptions& options) {
 
     Console console(options);
     request.search.progress = [&console](std::int64_t evaluated, std::int64_t pruned) {
-        console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
-                                     count_text(static_cast<double>(pruned))));
+        console.progress(fmt::format("{} evaluated, {} excluded", counted(evaluated, "plan"), counted(pruned)));
     };
     pricing::SkewedEstimator physics(request.search.base.hardware, request.stack, request.point);
     published::Corrector corrector(request.stack, !options.no_neighbours);

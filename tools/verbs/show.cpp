@@ -1,4 +1,5 @@
 // The verb show: lists profiles, and tells what a model, a machine, a stack or a plan was read as.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
@@ -20,7 +21,6 @@ namespace {
 
 std::string yes_no(bool yes) { return yes ? "yes" : "no"; }
 std::string billions(std::int64_t parameters) { return fmt::format("{:.4g} B", static_cast<double>(parameters) / 1e9); }
-std::string counted(std::int64_t value) { return count_text(static_cast<double>(value)); }
 
 // Facts beside their names, under a heading.
 class ShownFacts {
@@ -128,8 +128,8 @@ void show_model(const ShowOptions& options) {
                                                             billions(count.total_no_mtp)));
     facts.add("active per token", billions(count.active) + (model.mtp.empty() ? "" : " without MTP"));
     facts.add("FLOPs per token",
-              fmt::format("{:.5g} G of training at {} tokens", model::model_flops_per_token(model, options.seq) / 1e9,
-                          counted(options.seq)));
+              fmt::format("{:.5g} G of training at {}", model::model_flops_per_token(model, options.seq) / 1e9,
+                          counted(options.seq, "token")));
     facts.add("layers", fmt::format("{}{}", model.layers.size(),
                                     model.mtp.empty() ? "" : fmt::format(" and {} MTP", model.mtp.size())));
     facts.add("width", counted(model.hidden));
@@ -169,8 +169,7 @@ void show_hardware(const ShowOptions& options) {
     const machine::Hardware h = machine::load_hardware(options.name);
     if (options.json) return print(show_hardware_document(h));
     Console console(options);
-    ShownFacts facts(h.name,
-                     h.cpu ? fmt::format("{} cores", h.cores) : fmt::format("GPU, {} multiprocessors", h.sm_count));
+    ShownFacts facts(h.name, h.cpu ? counted(h.cores, "core") : "GPU, " + counted(h.sm_count, "multiprocessor"));
     for (int i = 0; i < machine::precision_count; ++i)
         if (const auto p = static_cast<machine::Precision>(i); h.peak_flops[static_cast<std::size_t>(i)] > 0.0)
             facts.add(fmt::format("peak {}", machine::to_string(p)), peak_text(h, p) + " TFLOPS");
@@ -179,11 +178,12 @@ void show_hardware(const ShowOptions& options) {
     if (!h.cpu) {
         facts.add("made by", h.vendor);
         facts.add("compute capability", fmt::format("{:.1f}", h.compute_capability));
-        facts.add("node", fmt::format("{} GPUs", h.gpus_per_node));
+        facts.add("node", counted(h.gpus_per_node, "GPU"));
     }
-    facts.add("NVLink domain", h.nvlink_domain == h.nvlink_domain_used
-                                   ? fmt::format("{} GPUs", h.nvlink_domain)
-                                   : fmt::format("{} GPUs, jobs use {}", h.nvlink_domain, h.nvlink_domain_used));
+    facts.add("NVLink domain",
+              h.nvlink_domain == h.nvlink_domain_used
+                  ? counted(h.nvlink_domain, "GPU")
+                  : fmt::format("{}, jobs use {}", counted(h.nvlink_domain, "GPU"), h.nvlink_domain_used));
     facts.add("NVLink", link_text(h.nvlink));
     facts.add("PCIe in a node", link_text(h.pcie));
     facts.add("network", link_text(h.nic));
@@ -193,8 +193,9 @@ void show_hardware(const ShowOptions& options) {
     facts.add("default stack", h.default_stack);
     std::size_t calls = 0;
     for (const auto& [family, list] : h.measured) calls += list.size();
-    facts.add("measured", calls == 0 ? "nothing: rates are those of a datasheet"
-                                     : fmt::format("{} calls of {} op kinds", calls, h.measured.size()));
+    facts.add("measured", calls == 0
+                              ? "nothing: rates are those of a datasheet"
+                              : fmt::format("{} of {}", counted(calls, "call"), counted(h.measured.size(), "op kind")));
     facts.add("measured by", h.measured_by);
     if (console.verbose()) facts.add("source", h.source);
     facts.print(console);
@@ -263,11 +264,12 @@ void show_plan(const ShowOptions& options) {
     const PlanFacts found = facts_of(plan);
     ShownFacts facts(plan.model->name, fmt::format("on {} x {}", plan.gpus, plan.hardware->name));
     facts.add("stack", plan.stack + (found.fault.empty() ? "" : ", which refuses it: " + found.fault));
-    facts.add("batch", fmt::format("{} sequences of {} tokens, {} tokens per step", counted(plan.gbs),
-                                   counted(plan.seq), counted(plan.gbs * plan.seq)));
+    facts.add("batch", fmt::format("{} of {}, {} per step", counted(plan.gbs, "sequence"), counted(plan.seq, "token"),
+                                   counted(plan.gbs * plan.seq, "token")));
     facts.add("dense ranks", fmt::format("TP {} x CP {} x DP {} x PP {}", plan.tp, plan.cp, plan.dp, plan.pp));
     facts.add("expert ranks", fmt::format("ETP {} x EP {} x EDP {} x PP {}", plan.etp, plan.ep, plan.edp, plan.pp));
-    facts.add("micro-batches", fmt::format("{} of {} sequences for each rank", plan.micro_batches(), plan.mbs));
+    facts.add("micro-batches",
+              fmt::format("{} of {} for each rank", counted(plan.micro_batches()), counted(plan.mbs, "sequence")));
     facts.add("execute runs it", found.why_not.empty() ? "yes" : "no: " + found.why_not.front());
     facts.print(console);
     // Every field is in the plan; those that were chosen are what a reader looks for.

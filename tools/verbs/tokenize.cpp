@@ -1,5 +1,6 @@
 // The verb tokenize: text files to a Megatron .bin/.idx pair.
 #include "engine/data/tokenize.hpp"
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
@@ -26,8 +27,8 @@ void tokenize_verb(const TokenizeOptions& options) {
                                  : data::tokenize_words(options.texts, options.vocab, options.out, options.append_eod);
     if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
     Console console(options);
-    console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),
-                count_text(static_cast<double>(result.documents)), options.out, options.out);
+    console.say("{} of {} in {}.bin and {}.idx", counted(result.tokens, "token"), counted(result.documents, "document"),
+                options.out, options.out);
 }
 
 } // namespace moe::tools

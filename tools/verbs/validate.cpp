@@ -1,4 +1,5 @@
 // The verb validate: predicts published runs and shows how far the predictions are off, and where.
+#include "planner/base/counted.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "simulator/published/improve.hpp"
@@ -141,7 +142,8 @@ void validate_verb(const ValidateOptions& options) {
     if (options.json)
         return print(validation_document(predictions, options.improve ? &improvements : nullptr, coverage));
     const published::ValidationSummary all = published::summarize(predictions);
-    console.say("{} runs: {} predicted, {} skipped{}", all.rows, all.predicted, all.skipped, options.quiet ? "" : "\n");
+    console.say("{}: {} predicted, {} skipped{}", counted(all.rows, "run"), all.predicted, all.skipped,
+                options.quiet ? "" : "\n");
     if (options.quiet) return;
     print_groups(console, predictions);
     console.note("inside: share of rows within their {:.0f}% interval; width: mean of its high / low - 1",

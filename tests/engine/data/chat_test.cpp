@@ -155,7 +155,7 @@ TEST_CASE("a loss mask is of its dataset and goes with another one") {
                          doctest::Contains("a.loss.bin: token 2 at position 2"), Error);
     write_dataset<std::uint8_t>(folder / "a.loss", 1, {{0, 1, 1, 1}});
     CHECK_THROWS_WITH_AS(data::IndexedDataset(folder / "a"),
-                         doctest::Contains("a.loss.idx: masks 4 tokens of 1 documents"), Error);
+                         doctest::Contains("a.loss.idx: masks 4 tokens of 1 document,"), Error);
     write_file(folder / "text", "plain text");
     data::tokenize_bytes({folder / "text"}, folder / "a");
     CHECK_FALSE(data::IndexedDataset(folder / "a").has_loss_mask());

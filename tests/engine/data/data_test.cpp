@@ -174,7 +174,7 @@ TEST_CASE("samples follow the documents, overlap by their label, and start again
         for (int i = 0; i < 11; ++i) CHECK(sample[static_cast<std::size_t>(i)] == k % 10 * 10 + i);
     }
     CHECK_THROWS_WITH_AS(data::SampleData({{folder / "s", 1.0}}, 10, 11, 200, false, 1),
-                         doctest::Contains("101 tokens are fewer"), Error);
+                         doctest::Contains("101 tokens, and one global batch needs"), Error);
     CHECK_THROWS_AS(data::SampleData({{folder / "s", 0.0}}, 10, 1, 200, false, 1), Error);
     CHECK_THROWS_AS(data::SampleData({}, 10, 1, 200, false, 1), Error);
 }

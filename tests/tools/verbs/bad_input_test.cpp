@@ -91,9 +91,11 @@ TEST_CASE("command line: what does not parse") {
     check_line(folder.run("moe-plan search"), 2, "--model is required");
     check_line(folder.run("moe-plan " + small_search + " --presicion fp32"), 2, "did you mean --precision?");
     check_line(folder.run("moe-plan search --modle tiny-qwen3-moe"), 2, "did you mean --model?");
-    check_line(folder.run("moe-plan " + small_search + " --top many"), 2, "--top");
-    check_line(folder.run("moe-plan " + small_search + " --gbs 99999999999999999999999"), 2, "--gbs");
-    check_line(folder.run("moe-plan " + small_search + " --fix"), 2, "--fix");
+    check_line(folder.run("moe-plan " + small_search + " --top many"), 2, "--top many: must be a plain number");
+    check_line(folder.run("moe-plan search --seq 1.5"), 2, "--seq 1.5: must be a whole number within 64 bits");
+    check_line(folder.run("moe-plan search --seq 4k"), 2, "--seq 4k: must be a plain number, without a unit");
+    check_line(folder.run("moe-plan " + small_search + " --seq 8"), 2, "--seq: was given 2 times and takes one value");
+    check_line(folder.run("moe-plan " + small_search + " --fix"), 2, "--fix: its value FIELD=VALUE is missing");
     check_line(folder.run("moe-plan replay"), 2, "PLAN");
     CHECK(folder.run("moe-plan --help").status == 0);
     CHECK(folder.run("moe-plan --version").out.rfind("moe-plan ", 0) == 0);
@@ -230,6 +232,22 @@ TEST_CASE("no verb writes over what it reads, nor one output over the other") {
     CHECK(folder.read("config.json") == tiny_config());
     CHECK(!folder.holds("same"));
     CHECK(folder.run("moe-plan replay plan.json --trace /dev/null --report /dev/null").status == 0);
+}
+
+TEST_CASE("files to write: a folder, and one in no folder, are refused before any work") {
+    const Prepared folder;
+    std::filesystem::create_directory(folder.file("there"));
+    const int before = folder.entries();
+    for (const std::string& command :
+         {small_search + " --out ", std::string("replay plan.json --trace "), std::string("replay plan.json --report "),
+          std::string("launch plan.json --slurm --data text --out "), std::string("calibrate --out "),
+          std::string("import run.sh --hardware h100 --out "), std::string("compare run --report ")}) {
+        CAPTURE(command);
+        const std::string option = command.substr(command.rfind("--"));
+        check_line(folder.run("moe-plan " + command + "there"), 2, option + "there: is a folder: name a file");
+        check_line(folder.run("moe-plan " + command + "no/x.json"), 2, option + "no/x.json: there is no folder no");
+    }
+    CHECK(folder.entries() == before);
 }
 
 TEST_CASE("execute: data and options") {
