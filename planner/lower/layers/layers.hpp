@@ -13,8 +13,7 @@
 
 namespace moe::layers {
 
-// y = RMSNorm(x) * w over the last `cols` columns' start, or the model's LayerNorm; x may have a longer row stride than
-// cols.
+// y = RMSNorm(x) * w over the first `cols` columns of a row of x, or the model's LayerNorm.
 struct Norm {
     std::string key;
     program::TensorId x = program::no_tensor, y = program::no_tensor, rstd = program::no_tensor;
@@ -220,11 +219,9 @@ public:
     program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
-    // low: the rows quantized, where tokens were before they became rows; then `rows` may be none. columns: of these,
-    // where wgrad reads them and they were written with the rows.
+    // low: rows of quantized tokens, and then `rows` may be none; columns: theirs, where they were made for wgrad.
     struct Rows {
-        program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor,
-                          columns = program::no_tensor;
+        program::TensorId rows = program::no_tensor, probs = rows, low = rows, columns = rows;
     };
     void route(emit::Builder& b, program::TensorId normed);
     // x times the noise of this step, and likewise the gradient on its way back; x itself where there is none.
@@ -273,15 +270,15 @@ private:
     Rows combine_domains(emit::Builder& b, Rows rows, const std::string& name);
     Rows dispatch_over_peers(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
     Rows combine_over_peers(emit::Builder& b, Rows rows, const std::string& name);
-    program::TensorId gather_group(emit::Builder& b, program::TensorId x,
-                                   const std::string& name); // over all ranks that share the experts
+    // Over all ranks that share the experts.
+    program::TensorId gather_group(emit::Builder& b, program::TensorId x, const std::string& name);
     program::TensorId experts(emit::Builder& b, Rows rows);
     Rows experts_backward(emit::Builder& b, const Rows& dout);
     program::TensorId input_factor(emit::Builder& b);
     bool quantizes_tokens(const emit::Builder& b) const;
     program::TensorId quantized_tokens(emit::Builder& b, program::TensorId x, const std::string& name);
     Rows permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr, const std::string& name);
-    // Columns of rows that are copies of quantized tokens, beside these rows where they are given.
+    // Columns of the rows that quantized tokens become, beside `rows` where these are given.
     program::TensorId permute_columns(emit::Builder& b, program::TensorId tokens, program::TensorId rows,
                                       const std::string& name);
     program::PermuteAttr permute_attr(const emit::Builder& b) const; // of this rank's tokens
