@@ -1,6 +1,6 @@
 // Squares of 128 rows x 128 columns that a block of threads quantizes along their columns, and the rows beside them.
 //
-// Each thread has 16 neighbouring elements of four rows; what it needs of the others is the largest magnitude of each
+// Each thread has 16 neighbouring elements of some rows; what it needs of the others is the largest magnitude of each
 // column, which it finds in its warp and then in shared memory.
 #pragma once
 
@@ -41,8 +41,8 @@ __device__ inline unsigned upper_halves(float low, float high) {
 }
 
 // What 16 bytes stand for, exact in BF16. Sign, exponent and fraction of a byte, moved to where BF16 has them, are its
-// value without the difference of the exponents' biases; subnormals as well. Conversions would take a sixteenth of the
-// lanes at a time.
+// value without the difference of the exponents' biases; subnormals as well. No byte is infinite or no number: a block
+// that had one has a scale that is none.
 template <bool e5m2>
 __device__ Values widened(uint4 bytes, float scale) {
     constexpr unsigned bias = e5m2 ? 0x77807780u : 0x7b807b80u, magnitudes = e5m2 ? 0x0fe00fe0u : 0x07f007f0u;
