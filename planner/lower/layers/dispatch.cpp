@@ -333,6 +333,7 @@ MoeLayer::Rows MoeLayer::combine_over_peers(emit::Builder& b, Rows rows, const s
     return out;
 }
 
+// Over all ranks that share the experts.
 program::TensorId MoeLayer::gather_group(emit::Builder& b, program::TensorId x, const std::string& name) {
     const program::Tensor own = b.at(x);
     const program::TensorId all = b.tensor(name + ".all", own.dtype, own.rows * b.plan().ep * b.plan().etp, own.cols);

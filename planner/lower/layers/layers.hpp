@@ -221,7 +221,8 @@ public:
 private:
     // low: rows of quantized tokens, and then `rows` may be none; columns: theirs, where they were made for wgrad.
     struct Rows {
-        program::TensorId rows = program::no_tensor, probs = rows, low = rows, columns = rows;
+        program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor,
+                          columns = program::no_tensor;
     };
     void route(emit::Builder& b, program::TensorId normed);
     // x times the noise of this step, and likewise the gradient on its way back; x itself where there is none.
@@ -270,7 +271,6 @@ private:
     Rows combine_domains(emit::Builder& b, Rows rows, const std::string& name);
     Rows dispatch_over_peers(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
     Rows combine_over_peers(emit::Builder& b, Rows rows, const std::string& name);
-    // Over all ranks that share the experts.
     program::TensorId gather_group(emit::Builder& b, program::TensorId x, const std::string& name);
     program::TensorId experts(emit::Builder& b, Rows rows);
     Rows experts_backward(emit::Builder& b, const Rows& dout);

@@ -28,4 +28,4 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
         shown.append(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
     assert sum("<table>" in text for text in shown) >= 3
     printed = capsys.readouterr().out
-    assert "3 no plan for 1 GPUs fits" in printed and "pretrain_gpt.py" in printed
+    assert "3 no plan for 1 GPU fits" in printed and "pretrain_gpt.py" in printed

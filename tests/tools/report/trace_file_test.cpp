@@ -25,7 +25,7 @@ TEST_CASE("trace: NAME.json.gz is the JSON, compressed, and compare reads it") {
 
     CHECK(folder.run("head -c 900 m.json.gz > cut.json.gz").status == 0);
     check_line(folder.run("moe-plan compare run/predicted.json cut.json.gz"), 2, "cut.json.gz");
-    check_line(folder.run("moe-plan replay plan.json --trace nowhere/t.json.gz"), 1, "nowhere/t.json.gz");
+    check_line(folder.run("moe-plan replay plan.json --trace nowhere/t.json.gz"), 2, "nowhere/t.json.gz");
     check_line(folder.run("moe-plan compare run --report run/measured.json"), 2, "--report run/measured.json");
     check_line(folder.run("moe-plan compare run --report /dev/full"), 1, "/dev/full");
     check_line(folder.run("moe-plan compare plan.json --log x --report r.html"), 2, "--report is for traces");

@@ -79,7 +79,7 @@ TEST_CASE("a resumed run takes the steps that the whole run takes") {
     // Nothing is left to do.
     const Outcome done = folder.run(execute("plan.json", 6, "--checkpoint c --resume --run-dir run"));
     CHECK(document(done)["steps"].empty());
-    CHECK(done.err.find("nothing to train") != std::string::npos);
+    CHECK(done.err.find("Nothing to train") != std::string::npos);
     CHECK(folder.holds("run/run.json"));
 }
 
