@@ -69,6 +69,8 @@ std::int64_t ordered_scratch(const AttentionWork& w) {
 
 } // namespace
 
+bool has_own_backward(const AttentionWork& w) { return ordered_scratch(w) > 0; }
+
 double attention_scratch(const AttentionWork& w) {
     if (const std::int64_t own = ordered_scratch(w); own > 0) return static_cast<double>(own);
     const Piece p = largest_piece(w);

@@ -47,5 +47,7 @@ struct AttentionWork {
 // library is not asked. Where our own kernels take a deterministic one: FP32 gradients and two numbers of each query,
 // and FP32 sums of the keys at work where heads share them.
 double attention_scratch(const AttentionWork& work);
+// Whether they take it.
+bool has_own_backward(const AttentionWork& work);
 
 } // namespace moe::memory

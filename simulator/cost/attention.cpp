@@ -1,4 +1,8 @@
 // Attention kernels: a rate that grows with sequence length towards the stack's limit.
+#include "planner/machine/hardware.hpp"
+#include "planner/memory/library_memory.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/op.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
@@ -178,6 +182,33 @@ double own_state_seconds(const Rates& rates, const program::Op& op, machine::Pre
     return std::max(op.flops / (rate * rates.sm_share),
                     op.bytes / (rates.hardware->memory_bandwidth * rates.costs->memory)) +
            rates.costs->kernel_seconds;
+}
+
+// On a CPU the host is the device, and documents are left to the kernel that was measured without. Our own
+// deterministic backward reaches 0.93 to 1.12 of the rate of the library's in any order
+// (docs/notes/kernels-attention.md), of whose calls profiles have many.
+std::optional<program::Op> CostModel::measured_as(const program::Op& op) const {
+    const machine::Hardware& hardware = *plan_.hardware;
+    program::Op other = op;
+    if (hardware.cpu && op.kind == program::OpKind::adamw_on_host) {
+        other.kind = program::OpKind::adamw;
+        return other;
+    }
+    auto* const a = std::get_if<program::AttentionAttr>(&other.attr);
+    if (a == nullptr) return std::nullopt;
+    if (hardware.cpu && a->documents) {
+        a->documents = false;
+        return other;
+    }
+    const bool own = op.kind == program::OpKind::attention_grad && a->deterministic && !a->documents &&
+                     a->picked == 0 && a->chunk == 0 && a->causal && a->seq_q == a->seq_k &&
+                     plan_.activations() == machine::Precision::bf16 && hardware.compute_capability == 9.0 &&
+                     plan::stack_traits(plan_).takes_attention_scratch;
+    if (!own || !memory::has_own_backward({a->batch, a->heads, a->kv_heads, a->qk_dim, a->v_dim, a->seq_q, a->window,
+                                           true, hardware.sm_count}))
+        return std::nullopt;
+    a->deterministic = false;
+    return other;
 }
 
 } // namespace moe::cost

@@ -338,17 +338,7 @@ ContentionPrice CostModel::contention_price() const {
 
 double CostModel::device_seconds(const program::Op& op, const program::Program& program, bool merged) const {
     const machine::Hardware& hardware = *plan_.hardware;
-    if (op.kind == program::OpKind::adamw_on_host && hardware.cpu) { // The host is the device.
-        program::Op plain = op;
-        plain.kind = program::OpKind::adamw;
-        return device_seconds(plain, program, merged);
-    }
-    const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
-    if (hardware.cpu && attention != nullptr && attention->documents) { // by the kernel that was measured without
-        program::Op plain = op;
-        std::get<program::AttentionAttr>(plain.attr).documents = false;
-        return device_seconds(plain, program, merged);
-    }
+    if (const std::optional<program::Op> other = measured_as(op)) return device_seconds(*other, program, merged);
     const program::PeerAttr* peer = std::get_if<program::PeerAttr>(&op.attr);
     const bool to_myself =
         op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns

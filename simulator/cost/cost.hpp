@@ -65,6 +65,8 @@ private:
     double dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const;
     double measured_among_devices(const program::Op& op, const program::CostPoint& at, bool merged) const;
     double device_seconds(const program::Op& op, const program::Program& program, bool merged) const;
+    // The op whose measured calls price this one, where it is another.
+    std::optional<program::Op> measured_as(const program::Op& op) const;
     // Of a permutation that writes columns of FP8, by a profile without calls of it: rows, and columns by a pass of
     // their own.
     double columns_apart(const program::Op& op, const program::Program& program) const;

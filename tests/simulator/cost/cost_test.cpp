@@ -198,3 +198,26 @@ TEST_CASE("the cost model: a machine without the precision is refused, graphs co
     priced.plan.cuda_graph = moe::plan::CudaGraph::full;
     CHECK(priced(op, program).host == costs.graph_launch_seconds);
 }
+
+TEST_CASE("a deterministic backward of attention that our kernels take is priced by calls in any order") {
+    moe::program::Program program;
+    program.tensors.resize(1);
+    program.tensors[0].dtype = moe::program::Dtype::bf16;
+    const auto seconds = [&](const char* machine, int heads, int kv_heads, bool deterministic) {
+        Priced priced("moe-plan", moe::machine::load_hardware(machine));
+        priced.plan.precision = moe::machine::Precision::bf16;
+        moe::program::AttentionAttr attr;
+        attr.batch = 2, attr.seq_q = attr.seq_k = 4096;
+        attr.heads = heads, attr.kv_heads = kv_heads, attr.qk_dim = attr.v_dim = 128,
+        attr.deterministic = deterministic;
+        moe::program::Op op;
+        op.kind = moe::program::OpKind::attention_grad;
+        op.attr = attr;
+        op.in = {0}, op.out = {0};
+        op.flops = 2.0 * 5 * 128 * heads * 4096.0 * 4096.0;
+        return priced(op, program).device;
+    };
+    CHECK(seconds("h200-measured", 32, 4, true) == seconds("h200-measured", 32, 4, false));
+    // Four key heads are work for half of the GPU, which the library has, and takes longer.
+    CHECK(seconds("h200-measured", 32, 2, true) > 1.05 * seconds("h200-measured", 32, 2, false));
+}
