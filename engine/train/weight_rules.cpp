@@ -1,6 +1,7 @@
 // Patterns over weights' names, and the parts of a shard that follow from them.
 #include "engine/train/weight_rules.hpp"
 
+#include "planner/base/digit.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/plan/plan.hpp"
@@ -13,7 +14,6 @@ namespace moe::train {
 
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool begins_part(std::string_view text, std::size_t at) { return at == 0 || text[at - 1] == '.'; }
 
 // The number at the front of text[at..], and the place behind it; false where there is none that fits.

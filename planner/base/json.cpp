@@ -1,6 +1,7 @@
 // A recursive-descent parser that fills nlohmann's trees, with bounds and messages of its own.
 #include "planner/base/json.hpp"
 
+#include "planner/base/digit.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/names.hpp"
@@ -17,8 +18,6 @@
 
 namespace moe {
 namespace {
-
-bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
 void append_utf8(std::string& text, unsigned code) {
     const auto put = [&text](unsigned byte) { text += static_cast<char>(byte); };

@@ -1,4 +1,5 @@
 // Cuts text into lines without colours, whatever pieces it comes in.
+#include "planner/base/digit.hpp"
 #include "tools/measured/log_reader.hpp"
 
 #include <algorithm>
@@ -10,16 +11,14 @@ namespace {
 constexpr std::size_t most_line_bytes = 1 << 16;
 constexpr char escape = '\x1b';
 
-bool digit(char c) { return c >= '0' && c <= '9'; }
-
 // Length of "[32m" or "[1;36m" at this place, 0 where there is none: what is left of a colour whose ESC was lost. Its
 // first number is one of those that set or end a colour or a face.
 std::size_t bare_colour(std::string_view text) {
     std::size_t at = 1;
     int code = 0;
-    for (; at < text.size() && at < 4 && digit(text[at]); ++at) code = 10 * code + (text[at] - '0');
+    for (; at < text.size() && at < 4 && is_digit(text[at]); ++at) code = 10 * code + (text[at] - '0');
     const bool face = at > 1 && (code <= 9 || (code >= 21 && code <= 49) || (code >= 90 && code <= 107));
-    while (face && at < text.size() && at < 20 && (digit(text[at]) || text[at] == ';')) ++at;
+    while (face && at < text.size() && at < 20 && (is_digit(text[at]) || text[at] == ';')) ++at;
     return face && at < text.size() && text[at] == 'm' ? at + 1 : 0;
 }
 

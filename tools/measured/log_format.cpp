@@ -1,6 +1,7 @@
 // Reads formats of logs from profiles/logs, and numbers out of lines.
 #include "tools/measured/log_format.hpp"
 
+#include "planner/base/digit.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/json_object.hpp"
@@ -45,14 +46,13 @@ constexpr std::array<const char*, log_fields> field_names = {"iteration",
                                                              "hidden"};
 
 bool word(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
-bool digit(char c) { return c >= '0' && c <= '9'; }
 
 // The digits of a number with its commas left out: 1,234,567 and 1,234.5, three digits behind every comma.
 std::size_t plain_number(std::string_view text, std::string& out) {
     std::size_t at = 0;
     const auto digits = [&] {
         const std::size_t first = at;
-        for (; at < text.size() && digit(text[at]); ++at) out += text[at];
+        for (; at < text.size() && is_digit(text[at]); ++at) out += text[at];
         return at - first;
     };
     if (at < text.size() && (text[at] == '-' || text[at] == '+')) {
@@ -61,8 +61,8 @@ std::size_t plain_number(std::string_view text, std::string& out) {
     }
     std::size_t whole = digits();
     const bool grouped = whole >= 1 && whole <= 3;
-    while (grouped && at + 3 < text.size() && text[at] == ',' && digit(text[at + 1]) && digit(text[at + 2]) &&
-           digit(text[at + 3]) && !(at + 4 < text.size() && digit(text[at + 4]))) {
+    while (grouped && at + 3 < text.size() && text[at] == ',' && is_digit(text[at + 1]) && is_digit(text[at + 2]) &&
+           is_digit(text[at + 3]) && !(at + 4 < text.size() && is_digit(text[at + 4]))) {
         ++at;
         whole += digits();
     }
@@ -76,7 +76,7 @@ std::size_t plain_number(std::string_view text, std::string& out) {
     std::size_t exponent = at + 1;
     if (at < text.size() && (text[at] == 'e' || text[at] == 'E')) {
         if (exponent < text.size() && (text[exponent] == '-' || text[exponent] == '+')) ++exponent;
-        if (exponent < text.size() && digit(text[exponent])) {
+        if (exponent < text.size() && is_digit(text[exponent])) {
             out += 'e';
             if (text[exponent - 1] == '-') out += '-';
             at = exponent;

@@ -1,4 +1,5 @@
 // Finds in a line's front which rank printed it, by what launchers and loggers put there.
+#include "planner/base/digit.hpp"
 #include "tools/measured/log_reader.hpp"
 
 #include <cstddef>
@@ -24,7 +25,7 @@ public:
     }
     bool digits() {
         const std::size_t first = at_;
-        while (at_ < line_.size() && digit(line_[at_])) ++at_;
+        while (at_ < line_.size() && is_digit(line_[at_])) ++at_;
         return fits(first, at_ > first && at_ - first <= 7);
     }
     // Letters, digits and -_. of a host or a role, with a letter or as an IP address, and with a digit where wanted.
@@ -36,7 +37,7 @@ public:
             const char c = line_[at_];
             if (letter(c))
                 letters = true;
-            else if (digit(c))
+            else if (is_digit(c))
                 numbers = true;
             else if (c == '.')
                 ++dots;
@@ -57,7 +58,6 @@ public:
 private:
     static constexpr std::size_t most_name = 80;
 
-    static bool digit(char c) { return c >= '0' && c <= '9'; }
     static bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
     bool fits(std::size_t first, bool good) {
         if (!good) at_ = first;

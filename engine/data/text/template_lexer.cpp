@@ -1,6 +1,7 @@
 // Cuts a chat template into words.
 #include "engine/data/text/template_lexer.hpp"
 
+#include "planner/base/digit.hpp"
 #include "planner/base/error.hpp"
 
 #include <algorithm>
@@ -13,7 +14,6 @@ constexpr std::size_t most_words = 1000; // in a tag: functions of expressions c
 constexpr std::string_view spaces = " \t\n\r\v\f";
 
 bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool digit(char c) { return c >= '0' && c <= '9'; }
 
 class Lexer {
 public:
@@ -104,11 +104,11 @@ private:
         const char c = rest[0];
         if (c == '\'' || c == '"') return read_string(c);
         std::size_t end = 1;
-        if (letter(c) || digit(c)) {
-            while (end < rest.size() && (letter(rest[end]) || digit(rest[end]))) ++end;
-            const bool real = digit(c) && end + 1 < rest.size() && rest[end] == '.' && digit(rest[end + 1]);
+        if (letter(c) || is_digit(c)) {
+            while (end < rest.size() && (letter(rest[end]) || is_digit(rest[end]))) ++end;
+            const bool real = is_digit(c) && end + 1 < rest.size() && rest[end] == '.' && is_digit(rest[end + 1]);
             if (real)
-                for (++end; end < rest.size() && digit(rest[end]);) ++end;
+                for (++end; end < rest.size() && is_digit(rest[end]);) ++end;
             put(letter(c) ? Word::Kind::name
                 : real    ? Word::Kind::real
                           : Word::Kind::integer,
