@@ -5,6 +5,8 @@
 #include "tests/tools/verbs/command.hpp"
 
 #include <doctest/doctest.h>
+
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -199,14 +201,13 @@ TEST_CASE(
             reached = damage.newest_whole();
         }
         const bool older = damage.any_newer();
-        std::string command = "timeout -s KILL " + seconds + " " + run;
-        if (fault == 2) command = "timeout -s TERM " + seconds + " " + run;
+        std::string command = fmt::format("timeout -s {} {} {}", fault == 2 ? "TERM" : "KILL", seconds, run);
         if (fault == 3) // no file may be longer than that, in blocks of 512 bytes: as on a full disk
-            command = "trap '' XFSZ; ulimit -f " + std::to_string(16 + random() % 60) + "; " + command;
+            command = fmt::format("trap '' XFSZ; ulimit -f {}; {}", 16 + random() % 60, command);
         if (fault == 4) // another run at the same time; one of both is sent away
-            command = run + " > other.out 2> other.err & " + command +
-                      "; status=$?; kill -KILL $! 2> /dev/null; "
-                      "wait $!; exit $status";
+            command = fmt::format("{} > other.out 2> other.err & {}; status=$?; kill -KILL $! 2> /dev/null; "
+                                  "wait $!; exit $status",
+                                  run, command);
         const Outcome ended = folder.run(command);
         CAPTURE(ended.err);
         // Whatever it was doing, nothing that carries a final name is damaged, but what was damaged here.
