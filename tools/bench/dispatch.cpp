@@ -1,11 +1,12 @@
 // Dispatch and combine over peer memory beside NCCL's exchange in slots, of all rows or of a token once for each GPU,
 // and beside a peer copy: GB/s over sizes.
 //
-// bench-dispatch [BLOCKS..]: on the GPUs of this machine (2, 4 or 8 of them, a rank each), for each limit of
-// multiprocessors. GB/s of the link count the rows that a rank sends to others, one per token and rank, those of NCCL's
-// exchange too, although it sends one per copy: times compare by them. `rows` counts every row that is delivered.
-// `domains` are two levels where every GPU is a node, whose slots travel whole by NCCL's messages, `chunks` the same
-// with kernels through its windows. NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 make NCCL's messages leave the node.
+// bench-dispatch [--peers] [BLOCKS..]: on the GPUs of this machine (2, 4 or 8 of them, a rank each), for each limit of
+// multiprocessors. --peers leaves NCCL's ways out. GB/s of the link count the rows that a rank sends to others, one per
+// token and rank, those of NCCL's exchange too, although it sends one per copy: times compare by them. `rows` counts
+// every row that is delivered. `domains` are two levels where every GPU is a node, whose slots travel whole by NCCL's
+// messages, `chunks` the same with kernels through its windows. NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 make NCCL's
+// messages leave the node.
 #include "engine/backends/cuda/backend.hpp"
 #include "kernels/cuda/check.hpp"
 #include "planner/base/error.hpp"
@@ -21,6 +22,7 @@
 #include <exception>
 #include <functional>
 #include <set>
+#include <string_view>
 #include <thread>
 
 namespace {
@@ -310,6 +312,7 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
         const PeerRanks low(limited, choices, sizes.ranks);
         line("E4M3", blocks, rates(limited, moved, Timer(low, [&](int r) { low.dispatch(r, true); }).seconds()), "");
     }
+    if (members.empty()) return;
     const PeerRanks ranks(sizes, choices, sizes.ranks);
     const Slots slots(ranks, members);
     const double out = Timer(ranks, [&](int r) { slots.dispatch(r); }).seconds();
@@ -334,7 +337,12 @@ int run(int count, char** words) {
         return 77;
     }
     std::vector<int> limits;
-    for (int i = 1; i < count; ++i) limits.push_back(std::atoi(words[i]));
+    bool nccl = true;
+    for (int i = 1; i < count; ++i)
+        if (std::string_view(words[i]) == "--peers")
+            nccl = false;
+        else
+            limits.push_back(std::atoi(words[i]));
     if (limits.empty()) limits = {24};
     {
         PeerCase sizes{ranks, {16384, 4096, 0, 2, 8}, Type::bf16};
@@ -342,8 +350,8 @@ int run(int count, char** words) {
         std::printf("%d GPUs; peer copy 0 to 1: %.1f GB/s, all to the next at once: %.1f\n", ranks,
                     1e-9 * peer_copy(buffers, false), 1e-9 * peer_copy(buffers, true));
     }
-    const auto members = join_nccl(ranks);
-    Windows windows = open_windows(members, ranks * std::int64_t{16384} * 7168 * 2);
+    const Members members = nccl ? join_nccl(ranks) : Members();
+    Windows windows = nccl ? open_windows(members, ranks * std::int64_t{16384} * 7168 * 2) : Windows();
     std::printf("tokens width top/of skew          | dispatch                              | combine\n");
     for (const std::int64_t cols : {2048, 7168})
         for (const std::int64_t tokens : {1024, 4096, 16384})
@@ -352,7 +360,7 @@ int run(int count, char** words) {
         measure({ranks, {4096, 2048, 0, 8, 128}, Type::bf16}, skew, limits, members, windows);
     for (const int top_k : {1, 2})
         measure({ranks, {16384, 4096, 0, top_k, 8}, Type::bf16}, 0.0, limits, members, windows);
-    on_threads(ranks, [&](int r) {
+    on_threads(static_cast<int>(members.size()), [&](int r) {
         CUDA_CHECK(cudaSetDevice(r));
         if (!windows.empty()) windows[static_cast<std::size_t>(r)].reset();
         backends::nccl_library().leave(members[static_cast<std::size_t>(r)]);

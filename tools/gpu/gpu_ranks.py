@@ -1,4 +1,4 @@
-"""What tools/gpu-check holds to a bar on several GPUs: collectives, parity, faults, curves and predictions."""
+"""What tools/gpu-check holds to a bar on several GPUs: collectives, routed tokens, parity, faults, curves and predictions."""
 import json
 import os
 import pathlib
@@ -9,8 +9,12 @@ import statistics
 import subprocess
 import time
 
-PARTS = ["collectives", "parity", "faults", "curves", "predictions"]
+PARTS = ["collectives", "dispatch", "parity", "faults", "curves", "predictions"]
 PORT = 29571
+BENCH = "tools/bench/bench-dispatch"
+SMS = 24  # multiprocessors of a call beside others that compute
+# Of a peer copy in both directions at once, what the largest calls of dispatch and combine reach at least: (tokens, width, top) -> share.
+TOKEN_BARS = {(16384, 7168, 8): 0.6, (16384, 4096, 2): 0.8}
 
 # (model, changed configuration, sequence, samples of a step for each GPU, plan fields, TFLOPS/GPU to reach or None). N stands
 # for the number of GPUs, H for as many of them as some head counts allow, 4, D for the number of such groups. None is in the calibration, which times communication alone and ops on one GPU. LARGE holds whole layers
@@ -114,6 +118,27 @@ class Ranks:
         out = self.check.folder / "collectives.json"
         if self.case("collectives", "cuda ranks: collectives*", MOE_PLAN_OUT=out) is not None:
             self.rows.list += json.loads(out.read_text())
+
+    def dispatch(self, program):
+        """Routed tokens out to their experts and back by 24 multiprocessors, GB/s of link beside a peer copy. Bytes that cross are counted
+        once for each token and other rank."""
+        name = f"dispatch and combine over {self.gpus} GPUs"
+        if not program.exists():
+            return self.rows.skip(name, f"no {program.name} in {program.parent.name}")
+        seen = ",".join(map(str, range(self.gpus)))  # it takes all that it sees
+        done = self.check.run(name, "env", f"CUDA_VISIBLE_DEVICES={seen}", program, "--peers", SMS)
+        if done is None:
+            return
+        print(done.stdout, flush=True)
+        copy = re.search(r"all to the next at once: ([\d.]+)", done.stdout)
+        calls = re.findall(r"^ *(\d+) +(\d+) +(\d+)/(\d+) +0\.0 +peers .*? ([\d.]+) link .*? ([\d.]+) link", done.stdout, re.MULTILINE)
+        if done.returncode != 0 or copy is None or not calls:
+            return self.rows.failed(name, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:200])
+        for tokens, width, top, experts, *reached in calls:
+            bar = TOKEN_BARS.get((int(tokens), int(width), int(top)))
+            for call, rate in zip(("dispatch", "combine"), map(float, reached)):
+                self.rows.add(f"{call} of {tokens} x {width}, top {top} of {experts}, over {self.gpus} GPUs by {SMS} multiprocessors: beside a "
+                              "peer copy", "GB/s", rate, float(copy[1]), bar, bar is None or rate >= bar * float(copy[1]))
 
     def parity(self, share=1.0, plans=100):
         """Drawn plans, as many as half of this share of the time allows, and the cases of every axis."""

@@ -261,6 +261,20 @@ case $1 in
     > "$MOE_PLAN_OUT" ;;
 *drawn*) echo "24 drawn plans over $MOE_PLAN_GPUS GPUs, eager and as graphs in turn: farthest at 0.011 of its tolerance, 0 near ties" ;;
 esac)");
+    REQUIRE(folder.run("mkdir build/tools/bench").status == 0);
+    const auto tokens = [&](const std::string& combined) {
+        folder.write("build/tools/bench/bench-dispatch", R"(#!/bin/sh
+echo "2 GPUs; peer copy 0 to 1: 396.0 GB/s, all to the next at once: 390.0"
+echo "tokens width top/of skew          | dispatch                              | combine"
+echo " 16384  7168  8/128  0.0  peers    $2 |   1000.0 us  240.0 link  1800.0 rows |   1162.0 us  )" +
+                                                             combined + R"( link  1700.0 rows"
+echo " 16384  7168  8/128  0.0  E4M3     $2 |   1000.0 us  220.0 link  1800.0 rows | "
+echo "  4096  2048  8/128  0.5  peers    $2 |   1000.0 us  100.0 link  1800.0 rows |   1162.0 us  100.0 link  1700.0 rows"
+echo " 16384  4096  1/8    0.0  peers    $2 |    230.0 us  292.0 link   582.0 rows |    262.0 us  257.0 link   500.0 rows"
+[ "$CUDA_VISIBLE_DEVICES $*" = "0,1 --peers 24" ])");
+        REQUIRE(folder.run("chmod +x build/tools/bench/*").status == 0);
+    };
+    tokens("235.0");
     // The last of the processes is killed or stopped, and the first one says so; two steps are asked of a plan that has
     // no room.
     folder.write("build/tools/moe-plan", R"(#!/bin/sh
@@ -314,10 +328,25 @@ echo '{}')");
     CHECK(memory == 16);
     CHECK(faults == 4);
     CHECK(outcome.out.find("24 drawn plans over 2 GPUs") != std::string::npos);
+    CHECK(document["rows"][1]["name"] ==
+          "dispatch of 16384 x 7168, top 8 of 128, over 2 GPUs by 24 multiprocessors: beside a peer copy");
+    CHECK(document["rows"][1]["bar"] == 0.6);
+    CHECK(document["rows"][2]["ours"] == 235.0);
+    CHECK(document["rows"][3]["bar"].is_null()); // one expert for each token has no bar
+    CHECK(document["rows"][5]["name"].get<std::string>().find("24 drawn plans") == 0);
     CHECK(outcome.out.find("mean error of 16 predicted steps") != std::string::npos);
     CHECK(outcome.out.find("choice 2: 505.0 predicted, 500.0 TFLOPS/GPU reached, ep=2 mbs=4 dispatcher=hybridep") !=
           std::string::npos);
     CHECK(outcome.out.find("the planner's first choice beside the best of its first 2") != std::string::npos);
+    // Routed tokens alone, of which combine misses its bar; and without the program that times them.
+    const auto dispatch = [&] {
+        return folder.run("PATH=\"$PWD:$PATH\" python3 " + std::string(program) +
+                          " --gpus 2 --parts dispatch --build \"$PWD/build\"");
+    };
+    tokens("230.0");
+    CHECK(dispatch().status == 1);
+    REQUIRE(folder.run("rm build/tools/bench/bench-dispatch").status == 0);
+    CHECK(dispatch().out.find("skipped: dispatch and combine over 2 GPUs: no bench-dispatch in bench") == 0);
     folder.write("nvidia-smi", "#!/bin/sh\nexit 9\n");
     CHECK(folder.run("PATH=\"$PWD:$PATH\" python3 " + std::string(program) + " --gpus 2").status == 77);
 }
