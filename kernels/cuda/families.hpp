@@ -41,6 +41,7 @@ void add_permute(Kernels& table);
 void add_places(Kernels& table);
 void add_quantize(Kernels& table);
 void add_quantize_columns(Kernels& table);
+void add_requantize_columns(Kernels& table);
 void add_rope(Kernels& table);
 void add_round(Kernels& table);
 void add_router(Kernels& table);

@@ -70,6 +70,7 @@ const Kernels* cuda_kernels() {
         cuda::add_places(t);
         cuda::add_quantize(t);
         cuda::add_quantize_columns(t);
+        cuda::add_requantize_columns(t);
         cuda::add_rope(t);
         cuda::add_mla_rope(t);
         cuda::add_round(t);

@@ -10,6 +10,8 @@
 
 namespace moe::cuda {
 
+inline constexpr int square_pack = 16; // elements that rows of operands are multiples of
+
 // Bits of the largest magnitude of a pack as FP32, where NaN lies above all numbers.
 template <class T, int W>
 __device__ unsigned largest_of(const Pack<T, W>& x) {
@@ -128,11 +130,10 @@ __device__ void put_quantized(Fp8Rows q, std::int64_t row, std::int64_t cols, in
 // Kernels that quantize move 16 bytes of elements at a time: what they take.
 inline void demand_packs(const char* kernel, std::initializer_list<const void*> operands, std::int64_t rows,
                          std::int64_t cols) {
-    constexpr int held = 16;
     for (const void* p : operands) {
         if (!aligned(p)) throw std::runtime_error(std::string(kernel) + ": an operand is not aligned to 16 bytes");
     }
-    if (rows % held != 0 || cols % held != 0)
+    if (rows % square_pack != 0 || cols % square_pack != 0)
         throw std::runtime_error(std::string(kernel) + ": " + std::to_string(rows) + " x " + std::to_string(cols) +
                                  " are no multiples of 16");
 }

@@ -5,7 +5,6 @@
 
 namespace moe::cuda {
 
-inline constexpr int square_pack = 16;                    // neighbouring elements of a row in a thread
 inline constexpr int sharers = scale_block / square_pack; // threads of a row of a square
 inline constexpr int square_threads = 256;
 inline constexpr int square_rows = square_threads / sharers; // rows of a square that are read at a time
@@ -18,32 +17,32 @@ __device__ inline uint4 rounded(const Values& x, float inverse) {
 }
 
 template <class T>
-__device__ Values values_at(const T* x) {
-    const auto read = Access<T, square_pack>::take({x, Type::f32}, 0);
+__device__ Values in_bf16(const Pack<T, square_pack>& x) {
     if constexpr (sizeof(T) == 2) {
-        return read;
+        return x;
     } else {
         float value[square_pack];
 #pragma unroll
-        for (int j = 0; j < square_pack; ++j) value[j] = read[j];
+        for (int j = 0; j < square_pack; ++j) value[j] = x[j];
         return Access<__nv_bfloat16, square_pack>::pack(value);
     }
 }
+template <class T>
+__device__ Values values_at(const T* x) {
+    return in_bf16(Access<T, square_pack>::take({x, Type::f32}, 0));
+}
 
-// The square's bytes by rows of 128, each row's eight packs of 16 exchanged by the number of its `together` rows: then
-// neither the rows that are written nor the columns that are read, so many rows of a thread, meet in a bank.
-template <int together>
-struct SquareOf {
+// The square's bytes by rows of 128, each row's eight packs of 16 exchanged by the number of its 16 rows: then neither
+// the rows that are written nor the columns that are read, 16 rows of a thread, meet in a bank.
+struct Square {
     uint4 pack[scale_block * sharers];
     __device__ uint4& at(int row, int pack_of_row) {
-        return pack[row * sharers + (pack_of_row ^ (row / together % sharers))];
+        return pack[row * sharers + (pack_of_row ^ (row / square_pack % sharers))];
     }
     __device__ unsigned word(int row, int word_of_row) {
         return reinterpret_cast<const unsigned*>(&at(row, word_of_row / 4))[word_of_row % 4];
     }
 };
-
-using Square = SquareOf<square_pack>;
 
 // Four bytes of four rows each as four rows of four bytes.
 __device__ inline void transpose(const unsigned (&row)[4], unsigned (&column)[4]) {
@@ -53,16 +52,14 @@ __device__ inline void transpose(const unsigned (&row)[4], unsigned (&column)[4]
     column[2] = __byte_perm(high01, high23, 0x5410), column[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// Each thread has four columns and `together` rows of them.
-template <int together>
-__device__ void put_transposed(SquareOf<together>& square, std::uint8_t* to, std::int64_t stride, int rows, int cols) {
-    constexpr int of_column = scale_block / together; // threads
-    const int row = static_cast<int>(threadIdx.x) % of_column * together,
-              col = static_cast<int>(threadIdx.x) / of_column * 4;
+// Each thread has four columns and 16 rows of them.
+__device__ inline void put_transposed(Square& square, std::uint8_t* to, std::int64_t stride, int rows, int cols) {
+    const int row = static_cast<int>(threadIdx.x) % sharers * square_pack,
+              col = static_cast<int>(threadIdx.x) / sharers * 4;
     if (row >= rows || col >= cols) return;
-    unsigned out[4][together / 4];
+    unsigned out[4][square_pack / 4];
 #pragma unroll
-    for (int i = 0; i < together / 4; ++i) {
+    for (int i = 0; i < square_pack / 4; ++i) {
         const unsigned in[] = {square.word(row + 4 * i, col / 4), square.word(row + 4 * i + 1, col / 4),
                                square.word(row + 4 * i + 2, col / 4), square.word(row + 4 * i + 3, col / 4)};
         unsigned turned[4];
@@ -71,15 +68,8 @@ __device__ void put_transposed(SquareOf<together>& square, std::uint8_t* to, std
         for (int c = 0; c < 4; ++c) out[c][i] = turned[c];
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        std::uint8_t* const at = to + (col + c) * stride + row;
-        if constexpr (together == 4)
-            *reinterpret_cast<unsigned*>(at) = out[c][0];
-        else if constexpr (together == 16)
-            *reinterpret_cast<uint4*>(at) = uint4{out[c][0], out[c][1], out[c][2], out[c][3]};
-        else
-            *reinterpret_cast<uint2*>(at) = uint2{out[c][0], out[c][1]};
-    }
+    for (int c = 0; c < 4; ++c)
+        *reinterpret_cast<uint4*>(to + (col + c) * stride + row) = uint4{out[c][0], out[c][1], out[c][2], out[c][3]};
 }
 
 } // namespace moe::cuda
