@@ -157,7 +157,8 @@ std::string profiles_folder() {
     std::error_code error;
     if (const char* chosen = std::getenv("MOE_PLAN_PROFILES"); chosen != nullptr && *chosen != '\0') {
         if (fs::is_directory(fs::path(chosen) / "models", error)) return chosen;
-        fail("MOE_PLAN_PROFILES = {}: holds no folder \"models\"; point it to the profiles folder of moe-plan", chosen);
+        refuse("MOE_PLAN_PROFILES = {}: holds no folder \"models\"; point it to the profiles folder of moe-plan",
+               chosen);
     }
     const fs::path code = this_code();
     const fs::path installed = code.parent_path() / ".." / "share" / "moe-plan" / "profiles";

@@ -7,14 +7,22 @@
 
 #include <functional>
 #include <string>
+#include <type_traits>
 
 namespace moe::tools {
+
+// Throws Error (bad_input) for digits that the library would read as another number than a person: 010 and 0x10, which
+// it takes for 8 and 16, and what is beyond 64 bits, which it cuts. Returns "" for all else, as a check of CLI11 does.
+std::string check_whole(const std::string& name, const std::string& text);
 
 // An option or a positional argument whose value is of the kind `type`: help shows it, and completion offers what it
 // stands for (description.hpp).
 template <class T>
 CLI::Option* add(CLI::App* verb, const std::string& name, T& value, const std::string& type, const std::string& about) {
-    return verb->add_option(name, value, about)->type_name(type);
+    CLI::Option* option = verb->add_option(name, value, about)->type_name(type);
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+        option->check([name](const std::string& text) { return check_whole(name, text); });
+    return option;
 }
 
 // An option that names a file to write. Where it is a folder, or lies in none, the command line is refused before any

@@ -10,11 +10,23 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <filesystem>
 #include <functional>
 
 namespace moe::tools {
+
+std::string check_whole(const std::string& name, const std::string& text) {
+    const std::size_t sign = text.starts_with('-') || text.starts_with('+') ? 1 : 0;
+    const std::string digits = text.substr(sign);
+    if (digits.size() > 1 && digits[0] == '0' && std::isxdigit(static_cast<unsigned char>(digits.back())) != 0)
+        refuse("{} {}: must be a whole number in plain decimal digits", name, text);
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error == std::errc::result_out_of_range) refuse("{} {}: must be a whole number within 64 bits", name, text);
+    return {};
+}
 
 CLI::Option* add_written(CLI::App* verb, const std::string& name, std::string& value, const std::string& about) {
     return add(verb, name, value, "FILE", about)->check([name](const std::string& path) {

@@ -79,6 +79,14 @@ void refuse_unclear(const SettingsFile& file, const std::vector<std::string>& na
                 : "the script that sets it before it, or what is missing by --model and --seq");
 }
 
+// Throws where the file has a value for a field, and that is no number: to say that it has none would be wrong.
+void refuse_no_number(const SettingsFile& file, const Reading& reading, const std::string& field) {
+    const Setting* setting = file.find(reading.said_by(field));
+    if (setting == nullptr || setting->unknown()) return;
+    refuse("{}: {} {}: must be a whole number of 1 or more, within 64 bits", setting->place(), setting->name,
+           shown(setting->text()));
+}
+
 void set_model(const ImportRequest& request, const Reading& reading, const ReaderTable& reader, Import& import,
                const EngineTable& table, SettingsFile& file) {
     Facts facts = reading.facts();
@@ -219,6 +227,22 @@ void forget_even_layout(plan::Plan& plan) {
     if (plan.layout == even.layout) plan.layout.clear();
 }
 
+// Fields that every run of the program has. What a plan cannot have beside the others is told.
+void set_program_fields(Import& import, const Program& program) {
+    for (const ProgramField& one : program.fields) {
+        if (!one.when.holds(import.plan)) continue;
+        plan::Plan tried = import.plan;
+        plan::set_field(tried, one.field, one.value);
+        const plan::PlanFault fault = plan::check_plan(tried);
+        if (!fault)
+            import.plan = std::move(tried);
+        else if (!plan::check_plan(import.plan))
+            import.findings.push_back({Severity::warning, one.field,
+                                       fmt::format("{} {}, which the program has, is none of a plan here: {}",
+                                                   one.field, one.value, fault.message)});
+    }
+}
+
 // Choices that other engines' runs have, a plan has not beside others, and time and memory do not tell apart.
 void leave_out_what_plans_lack(Import& import) {
     for (const char* field : {"bias_update", "load_balancing"}) {
@@ -280,6 +304,10 @@ Import import_plan(const ImportRequest& request) {
     set_model(request, reading, reader, import, table, file);
     plan.layout.clear();
     reading.set_fields(plan);
+    if (const auto program = reader.programs.find(file.program); program != reader.programs.end())
+        set_program_fields(import, program->second);
+    if (plan.gbs == 0) refuse_no_number(file, reading, "gbs");
+    if (plan.seq == 0 && request.seq == 0) refuse_no_number(file, reading, "seq");
     if (plan.gbs == 0) {
         plan.gbs = plan.mbs * plan.dp;
         import.findings.push_back(

@@ -9,6 +9,7 @@
 #include <cctype>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <sstream>
 
 namespace moe::tools {
@@ -71,13 +72,16 @@ void split_words(std::vector<std::string>& values) {
     }
 }
 
+bool is_null(const std::string& value) { return value == "null" || value == "None" || value == "~"; }
+
 // Switches that are on have no value, those that are off "false"; what has no value is not set. `opposite`: the
 // engine's name says that the setting is off.
 bool settle(Setting& setting, bool opposite) {
     split_words(setting.values);
     if (setting.values.size() != 1) return true;
+    if (!setting.named) return !is_null(setting.values[0]); // Settings in sections are no switches.
     const std::string value = setting.values[0];
-    if (value == "null" || value == "None" || value == "~") return false;
+    if (is_null(value)) return false;
     const bool on = value == "true" || value == "True", off = value == "false" || value == "False";
     if (on || off) setting.values = on == opposite ? std::vector<std::string>{"false"} : std::vector<std::string>{};
     return true;
@@ -124,34 +128,42 @@ void read_as_others(SettingsFile& file, const std::vector<StandIn>& list, std::v
 void take_program(SettingsFile& file, const Program& program, ReaderTable& reader, std::vector<Finding>& findings) {
     caution(file, program.refused, program.cautions, reader, findings);
     read_as_others(file, program.read_as, findings);
+    for (const auto& [name, value] : program.own)
+        if (file.find(name) == nullptr) file.set({name, {value}, "", 0});
     if (const auto nodes = number_in(file, program.nodes)) file.nodes = static_cast<int>(*nodes);
     if (const auto processes = number_in(file, program.processes)) file.processes = static_cast<int>(*processes);
     SettingsFile handed;
+    const auto in_sections = [](const std::string& name) { return name.find('.') != std::string::npos; };
     for (const auto& [name, value] : program.defaults) {
-        Setting usual{name, {}, "", 0, true, true};
-        if (value != "true") usual.values.push_back(value);
+        Setting usual{name, {}, "", 0, true, !in_sections(name)};
+        if (value != "true" || in_sections(name)) usual.values.push_back(value);
         handed.set(std::move(usual));
     }
+    std::set<std::string> said; // names that the file sets, if only to nothing
     for (Setting setting : file.settings) {
         std::string name = handed_name(setting, program);
-        if (setting.name.starts_with("--") && name.empty()) { // an option of the engine itself
+        if (name.empty()) { // the program's own, or an option of the engine itself
             handed.set(std::move(setting));
             continue;
         }
         const bool opposite = name.starts_with("no ");
         if (opposite) name.erase(0, 3);
-        if (!name.empty()) {
-            setting.name = name;
-            setting.named = true;
-        }
-        if (!setting.named || settle(setting, opposite))
+        setting.name = name;
+        setting.named = !in_sections(name);
+        said.insert(name);
+        if (settle(setting, opposite))
             handed.set(std::move(setting));
         else
             std::erase_if(handed.settings, [&name](const Setting& other) { return other.name == name; });
     }
+    const auto is_set = [&](const std::string& name) {
+        std::string option = "--" + name; // as the engine's own programs have it
+        std::replace(option.begin(), option.end(), '_', '-');
+        return handed.find(option) != nullptr || (said.contains(name) && handed.find(name) != nullptr);
+    };
     for (const auto& [name, formula] : program.computed)
-        if (const auto value = computed(file, formula); value && handed.find(name) == nullptr)
-            handed.set({name, {fmt::format("{}", *value)}, file.settings.front().file, 0, false, true});
+        if (const auto value = computed(file, formula); value && !is_set(name))
+            handed.set({name, {fmt::format("{}", *value)}, file.settings.front().file, 0, false, !in_sections(name)});
     file.settings = std::move(handed.settings);
     reader.harmless.insert(reader.harmless.end(), program.harmless.begin(), program.harmless.end());
 }

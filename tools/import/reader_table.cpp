@@ -124,6 +124,16 @@ std::vector<StandIn> stand_ins_in(const Members& members) {
     return all;
 }
 
+std::vector<ProgramField> fields_in(const Members& members) {
+    std::vector<ProgramField> all;
+    for (const Json& item : members.list("fields")) {
+        const Members one(item, members.place() + ": fields");
+        all.push_back(
+            {one.text("field"), one.text("value"), stack::Condition(nlohmann::json(one.object("when")), one.place())});
+    }
+    return all;
+}
+
 void read_lists(ReaderTable& table, const Members& members) {
     for (const Json& item : members.list("model")) {
         const Members one(item, members.place() + ": model");
@@ -155,8 +165,8 @@ void read_lists(ReaderTable& table, const Members& members) {
         const Members one(item, members.place() + ": programs: " + name);
         table.programs[name] = {cautions_in(one, "refused"), cautions_in(one, "cautions"), stand_ins_in(one),
                                 one.texts("sections"),       texts_in(one, "names"),       texts_in(one, "computed"),
-                                texts_in(one, "defaults"),   one.text_or("nodes"),         one.text_or("processes"),
-                                one.texts("harmless")};
+                                texts_in(one, "defaults"),   texts_in(one, "own"),         fields_in(one),
+                                one.text_or("nodes"),        one.text_or("processes"),     one.texts("harmless")};
     }
     for (const Json& item : members.list("same")) table.same.push_back(members_of(item, members.place() + ": same"));
 }

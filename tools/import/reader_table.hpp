@@ -63,6 +63,12 @@ struct Caution {
     std::string with;                 // as in StandIn
 };
 
+// A plan field that every run of a program has in plans for which `when` holds, and that no setting says.
+struct ProgramField {
+    std::string field, value;
+    stack::Condition when;
+};
+
 // A program that hands settings to the engine, under the names that the engine's program has for them or its own.
 struct Program {
     std::vector<Caution> refused, cautions; // as the table's, by the program's names
@@ -71,8 +77,10 @@ struct Program {
     std::map<std::string, std::string> names;    // settings, and what the engine's program calls them; "no NAME"
     std::map<std::string, std::string> computed; // the engine's settings as "A * B / C" of the program's
     std::map<std::string, std::string> defaults; // by the engine's names, where they are others than the engine's
-    std::string nodes, processes;                // settings with the number of nodes, and of processes of each
-    std::vector<std::string> harmless;           // patterns of harmless settings' names
+    std::map<std::string, std::string> own;      // the program's own settings where nobody sets them, by its names
+    std::vector<ProgramField> fields;
+    std::string nodes, processes;      // settings with the number of nodes, and of processes of each
+    std::vector<std::string> harmless; // patterns of harmless settings' names
 };
 
 struct ReaderTable {

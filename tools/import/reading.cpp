@@ -151,6 +151,15 @@ std::optional<std::vector<std::string>> Reading::value(const std::string& name, 
     return default_of(name, plan);
 }
 
+std::string Reading::said_by(const std::string& field) const {
+    for (const Line& line : lines_) {
+        if (line.entry->field != field) continue;
+        for (const Phrase& phrase : line.phrases)
+            if (contains(phrase.words, "$value") && given(phrase.name) != nullptr) return phrase.name;
+    }
+    return {};
+}
+
 bool Reading::known(const std::string& name) const {
     return std::any_of(lines_.begin(), lines_.end(), [&name](const Line& line) {
         return std::any_of(line.phrases.begin(), line.phrases.end(),

@@ -34,6 +34,8 @@ public:
     };
     std::map<std::string, Said> written(const plan::Plan& plan) const;
 
+    // The name of a setting in the file that holds the field's value; empty: there is none.
+    std::string said_by(const std::string& field) const;
     // Whether a setting of the fact is in the file with a value that is not.
     bool unclear(const std::string& fact) const;
     bool says_sizes() const { return given("--num-layers") != nullptr || given("model.num_layers") != nullptr; }

@@ -39,7 +39,8 @@ Key argument_key(std::string_view key) {
 
 struct Event {
     std::string ph, cat, name, collective;
-    double ts = -1.0, dur = -1.0, tid = 0.0, device = 0.0, stream = -1.0, correlation = -1.0;
+    double ts = std::nan(""), dur = std::nan(""); // no number where there is none
+    double tid = 0.0, device = 0.0, stream = -1.0, correlation = -1.0;
 };
 
 // The kind of work that a category of events stands for. Names of 2020 had capitals.
@@ -153,9 +154,10 @@ private:
         if (sort == Sort::nothing) return;
         if (sort == Sort::call) return add_launch();
         if (sort == Sort::annotation) return add_window();
-        if (!(std::abs(event_.ts) <= latest && event_.dur >= 0.0 && event_.dur <= latest))
-            refuse("{}: kernel \"{}\": ts {} and dur {}: both must be numbers", place_, event_.name.substr(0, 60),
-                   event_.ts, event_.dur);
+        const bool begins = std::abs(event_.ts) <= latest, lasts = event_.dur >= 0.0 && event_.dur <= latest;
+        if (!begins || !lasts)
+            refuse("{}: kernel \"{}\": {}: must be a number of microseconds{}", place_, event_.name.substr(0, 60),
+                   begins ? "dur" : "ts", begins ? " from 0" : "");
         if (profile_.events.size() >= most_events)
             refuse("{}: more than {} kernels: record fewer steps", place_, most_events);
         DeviceEvent event;

@@ -41,7 +41,11 @@ plan::Plan changed(plan::Plan plan, const ReplayOptions& options) {
     for (const std::string& change : options.set) {
         const std::size_t at = change.find('=');
         if (at == std::string::npos || at == 0) refuse("--set {}: must be FIELD=VALUE", change);
-        plan::set_field(plan, change.substr(0, at), change.substr(at + 1));
+        const std::string field = change.substr(0, at);
+        for (const std::string& earlier : options.set)
+            if (&earlier < &change && earlier.starts_with(field + "="))
+                refuse("--set {} --set {}: a field has one value: leave one of them out", earlier, change);
+        plan::set_field(plan, field, change.substr(at + 1));
     }
     if (const int model_ranks = plan.etp * plan.ep * plan.pp; model_ranks > 0 && plan.gpus % model_ranks == 0)
         plan.edp = plan.gpus / model_ranks;

@@ -70,8 +70,11 @@ TEST_CASE("import: verl's command is read as the step of its actor") {
     CHECK(plan["recompute"].size() == 2);
     CHECK(read["unknown"].empty());
 
-    folder.write("fsdp.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=fsdp data.x=1\n");
-    check_line(folder.run("moe-plan import fsdp.sh --hardware h100"), 2, "fsdp.sh:1: actor_rollout_ref.actor.strategy");
+    folder.write("other.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=veomni data.x=1\n");
+    check_line(folder.run("moe-plan import other.sh --hardware h100"), 2,
+               "other.sh:1: actor_rollout_ref.actor.strategy veomni: verl's actor is read where Megatron or FSDP");
+    folder.write("other.sh", "python3 -m verl.trainer.main_ppo model_engine=veomni actor_rollout_ref.rollout.n=8\n");
+    check_line(folder.run("moe-plan import other.sh --hardware h100"), 2, "other.sh:1: model_engine veomni");
 }
 
 TEST_CASE("import: NeMo-RL's YAML stands over the files under its defaults") {
@@ -95,7 +98,7 @@ TEST_CASE("import: NeMo-RL's YAML stands over the files under its defaults") {
     CHECK(plan["recompute"] == Json::array());
     CHECK(plan["fsdp"] == false);
     CHECK(read["unknown"].empty());
-    check_line(folder.run("moe-plan import base.yaml --hardware h100"), 2, "base.yaml:8: policy.megatron_cfg.enabled");
+    CHECK(imported(folder, "base.yaml")["engine"] == "automodel"); // DTensor trains that policy.
     // Alone, the file below is told as missing.
     CHECK(imported(folder, "run.yaml --alone")["unknown"].dump().find("base.yaml") != std::string::npos);
 }
@@ -133,6 +136,9 @@ TEST_CASE("import: slime's batch is what its rollouts give each step") {
     CHECK(plan["precision"] == "bf16");
     CHECK(plan["mesh"]["ep"] == 8);
     CHECK(plan["recompute"] == Json::array({"full"}));
+
+    folder.write("more.txt", "--global-batch-size 64\n");
+    CHECK(imported(folder, "run.sh more.txt --seq 8192")["plan"]["workload"]["gbs"] == 64); // What is set counts.
 }
 
 TEST_CASE("import: files that only a run could read are refused with what to give instead") {

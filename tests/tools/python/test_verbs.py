@@ -138,6 +138,9 @@ def tiny():
     (lambda: small_search(top=0), moe_plan.InvalidInput, 2, "--top 0: must be between 1 and 1000"),
     (lambda: small_search(out="/nowhere/plan.json"), moe_plan.InvalidInput, 2, "/nowhere/plan.json"),
     (lambda: small_search(gpus="many"), moe_plan.InvalidInput, 2, "--gpus many: must be"),
+    (lambda: small_search(gpus=True), moe_plan.InvalidInput, 2, "--gpus: its value N|auto is missing"),
+    (lambda: moe_plan.show("model", {"hidden_size": 64}), moe_plan.InvalidInput, 2, "model: field \"architectures\" is missing"),
+    (lambda: moe_plan.replay("\udcff.json"), moe_plan.InvalidInput, 2, "replay: '\\udcff.json': holds bytes that are no text in UTF-8"),
 ])
 def test_errors_have_the_commands_line_and_status(call, kind, status, words):
     with pytest.raises(moe_plan.Error) as raised:

@@ -378,3 +378,11 @@ TEST_CASE("bad input: a stack that is not known is named with its file and field
     check_line(folder.run("moe-plan search --model tiny-qwen3-moe --hardware hardware.json --gpus 1 --gbs 2 --seq 32"),
                2, "hardware.json: default_stack: unknown stack 'bridge-99'");
 }
+
+TEST_CASE("bad input: a variable that names no folder of profiles is bad input") {
+    const Folder folder;
+    folder.write("file", "");
+    for (const char* chosen : {"/nowhere", "file", "."})
+        check_line(folder.run(std::string("MOE_PLAN_PROFILES=") + chosen + " moe-plan show models"), 2,
+                   std::string("MOE_PLAN_PROFILES = ") + chosen + ": holds no folder \"models\"");
+}

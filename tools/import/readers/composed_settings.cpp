@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <optional>
 #include <sstream>
 
@@ -78,6 +79,34 @@ std::string filled(const SettingsFile& file, const std::string& setting, std::st
     return unknown_mark + text + unknown_mark;
 }
 
+bool one_of(const std::string& word, std::initializer_list<const char*> list) {
+    return std::any_of(list.begin(), list.end(), [&word](const char* other) { return word == other; });
+}
+
+// The program whose settings they are, by names of theirs; empty: none.
+std::string program_of(const SettingsFile& file) {
+    const auto any = [&file](const char* section) {
+        return std::any_of(file.settings.begin(), file.settings.end(),
+                           [section](const Setting& setting) { return setting.name.starts_with(section); });
+    };
+    if (any("actor_rollout_ref.")) {
+        for (const char* name : {"actor_rollout_ref.actor.strategy", "model_engine"})
+            if (const Setting* engine = file.find(name))
+                return one_of(engine->text(), {"fsdp", "fsdp2", "dp"}) ? "verl-fsdp" : "verl";
+        const Setting* config = file.find("--config-name");
+        const bool megatron = any("actor@actor_rollout_ref.actor") || any("actor_rollout_ref.actor.megatron.") ||
+                              (config != nullptr && config->text().find("megatron") != std::string::npos);
+        return megatron ? "verl" : "verl-fsdp";
+    }
+    if (any("model.partial_pretrain")) return "verl-sft";
+    if (any("--rollout-batch-size") || any("--actor-num-gpus-per-node")) return "slime";
+    if (file.has("policy.dtensor_cfg.enabled") && !file.has("policy.megatron_cfg.enabled")) return "nemo-rl-dtensor";
+    if (any("policy.megatron_cfg.") || any("policy.dtensor_cfg.")) return "nemo-rl";
+    const bool trains = any("trainer.devices") || any("trainer.num_nodes") || any("exp_manager.");
+    if (trains && any("model.tensor_model_parallel_size")) return "nemo";
+    return {};
+}
+
 } // namespace
 
 void fill_references(SettingsFile& file) {
@@ -88,17 +117,13 @@ void fill_references(SettingsFile& file) {
                 value = filled(file, setting.name, value, count);
 }
 
-std::string program_of(const SettingsFile& file) {
-    const auto any = [&file](const char* section) {
-        return std::any_of(file.settings.begin(), file.settings.end(),
-                           [section](const Setting& setting) { return setting.name.starts_with(section); });
-    };
-    if (any("actor_rollout_ref.")) return "verl";
-    if (any("--rollout-batch-size") || any("--actor-num-gpus-per-node")) return "slime";
-    if (any("policy.megatron_cfg.") || any("policy.dtensor_cfg.")) return "nemo-rl";
-    const bool trains = any("trainer.devices") || any("trainer.num_nodes") || any("exp_manager.");
-    if (trains && any("model.tensor_model_parallel_size")) return "nemo";
-    return {};
+void take_program_of(SettingsFile& file) {
+    const std::string program = program_of(file);
+    if (program.empty()) return;
+    fill_references(file);
+    file.program = program;
+    // What FSDP trains is said in the words of the engine that shards transformers' models by it.
+    file.format = one_of(program, {"verl-fsdp", "verl-sft", "nemo-rl-dtensor"}) ? "automodel" : "megatron-lm";
 }
 
 } // namespace moe::tools

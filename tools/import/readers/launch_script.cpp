@@ -166,8 +166,14 @@ std::string as_one_line(const std::string& text) {
     return line;
 }
 
-void add_word(SettingsFile& into, Setting& current, const std::string& word, const std::string& file,
-              std::size_t line) {
+// Words of verl's command lines, which name what has no section too: strategy=fsdp2.
+bool names_section(const std::string& word) {
+    return word.starts_with("actor_rollout_ref.") || word.starts_with("model.partial_pretrain=");
+}
+
+// Words NAME=VALUE are settings where NAME has a point. `hydra`: where it has none as well.
+void add_word(SettingsFile& into, Setting& current, const std::string& word, const std::string& file, std::size_t line,
+              bool hydra) {
     const std::size_t equals = word.find('=');
     if (flag_like(word)) {
         if (!current.name.empty()) into.set(current);
@@ -178,7 +184,7 @@ void add_word(SettingsFile& into, Setting& current, const std::string& word, con
     // model.x=1 and ++model.x=1 are Hydra's.
     const std::size_t name = word.find_first_not_of('+');
     const bool assigns = equals != std::string::npos && name != std::string::npos && equals > name &&
-                         word.find('.') < equals && word.find_first_of("/'\" ", name) >= equals;
+                         (hydra || word.find('.') < equals) && word.find_first_of("/'\" ", name) >= equals;
     if (assigns && (current.name.empty() || !current.values.empty())) {
         if (!current.name.empty()) into.set(current);
         current = {};
@@ -205,7 +211,8 @@ const BashCommand* training_command(const std::vector<BashCommand>& commands) {
 void add_arguments(SettingsFile& into, const std::vector<std::string>& words, const std::string& file,
                    std::size_t line) {
     Setting current;
-    for (const std::string& word : words) add_word(into, current, word, file, line);
+    const bool hydra = std::any_of(words.begin(), words.end(), names_section);
+    for (const std::string& word : words) add_word(into, current, word, file, line, hydra);
     if (!current.name.empty()) into.set(current);
 }
 
@@ -260,11 +267,11 @@ SettingsFile read_launch_script(const std::string& text, const std::string& file
     if (const Setting* recipe = result.find("--recipe"); recipe != nullptr && recipe->values.size() == 1) {
         result.recipe = recipe->values[0];
         result.format = "megatron-bridge";
-    } else if (result.program.empty() && !program_of(result).empty()) {
-        fill_references(result);
-        result.program = program_of(result);
-        result.format = "megatron-lm";
-    } else if (named("torchtitan") || result.find("--job.config_file") != nullptr) {
+    } else if (result.program.empty()) {
+        take_program_of(result);
+    }
+    if (!result.format.empty()) return result;
+    if (named("torchtitan") || result.find("--job.config_file") != nullptr) {
         result.format = "torchtitan";
     } else {
         result.format = "megatron-lm";

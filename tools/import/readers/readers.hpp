@@ -41,8 +41,9 @@ SettingsFile read_primus(const YAML::Node& root, const std::string& file, const 
 
 // Puts the values in the place of ${a.b}, ${.c} and ${mul:2,${.d}}; what cannot be known is marked.
 void fill_references(SettingsFile& file);
-// The program whose settings they are, by names of theirs: "verl", "slime", "nemo-rl", "nemo"; empty: none.
-std::string program_of(const SettingsFile& file);
+// Where names of settings are those of a program such as verl, slime or NeMo: that program, the format of the engine
+// that it hands them to, and the values of their references.
+void take_program_of(SettingsFile& file);
 
 // TOML: sections whose names are joined by points.
 SettingsFile read_toml(const std::string& text, const std::string& file);

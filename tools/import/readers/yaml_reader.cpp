@@ -203,10 +203,7 @@ SettingsFile read_yaml(const std::string& text, const std::string& file, BashVal
         int files = 0;
         add_sections(reader, root, values, 0, files);
         fill_references(result);
-        if (const std::string program = program_of(result); !program.empty()) {
-            result.program = program;
-            result.format = "megatron-lm";
-        }
+        take_program_of(result);
     } catch (const YAML::Exception& error) {
         refuse("{}:{}: not valid YAML: {}", file, error.mark.line + 1, shown(error.msg));
     }

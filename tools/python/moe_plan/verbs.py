@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -127,15 +128,24 @@ def _called(kind: type[_Kind], verb: str, positional: list[Any], options: dict[s
     """Runs a command line with --json and returns its document."""
     progress = options.pop("progress", None)
     with tempfile.TemporaryDirectory(prefix="moe-plan-") as folder:
-        words = [verb, "--json", "--quiet"]
+        words, flags = [verb, "--json", "--quiet"], []
         for name, value in options.items():
-            words += _option(name.rstrip("_").replace("_", "-"), value, folder)
-        words += [_word("positional", value, folder) for value in positional if value is not None]
+            option = name.rstrip("_").replace("_", "-")
+            if value is True:
+                flags.append(f"--{option}")
+            else:
+                words += _option(option, value, folder)
+        what = positional[0] if verb == "show" and str(positional[0]).isalpha() else "plan"
+        words += [_word(what, value, folder) for value in positional if value is not None]
+        words += flags  # last: an option that takes a value and is True has no word behind it to take
+        for word in words:
+            if any("\ud800" <= character <= "\udfff" for character in word):
+                raise error_of(2, f"{verb}: {word!a}: holds bytes that are no text in UTF-8")
         status, text, warned = _core.run(words, progress)
     for line in warned:
-        warnings.warn(line.removeprefix("warning: "), PlanWarning, stacklevel=3)
+        warnings.warn(_named(line, folder).removeprefix("warning: "), PlanWarning, stacklevel=3)
     if status != 0:
-        raise error_of(status, text)
+        raise error_of(status, _named(text, folder))
     data = json.loads(text)
     found = BY_SCHEMA[data["schema"]].from_dict(data)
     assert isinstance(found, kind)
@@ -145,8 +155,6 @@ def _called(kind: type[_Kind], verb: str, positional: list[Any], options: dict[s
 def _option(name: str, value: Any, folder: str) -> list[str]:
     if value is None or value is False:
         return []
-    if value is True:
-        return [f"--{name}"]
     if name in ("fix", "set"):
         return [f"--{name}={field}={_joined(one, '+')}" for field, one in value.items()]
     return [f"--{name}={_word(name, value, folder)}"]
@@ -157,10 +165,15 @@ def _word(name: str, value: Any, folder: str) -> str:
     if isinstance(value, SearchPlan):
         value = value.plan
     if isinstance(value, (Document, Mapping)):
-        file = pathlib.Path(tempfile.mkdtemp(dir=folder)) / f"{'plan' if name == 'positional' else name}.json"
+        file = pathlib.Path(tempfile.mkdtemp(dir=folder)) / f"{name}.json"
         file.write_text(json.dumps(value.to_dict() if isinstance(value, Document) else value))
         return str(file)
     return _joined(value, ",")
+
+
+def _named(line: str, folder: str) -> str:
+    """A line for the user, in which what an object was written to is called by what it is: model, hardware or plan."""
+    return re.sub(re.escape(folder) + r"/[^/]+/(\w+)\.json", r"\1", line)
 
 
 def _joined(value: Any, between: str) -> str:
