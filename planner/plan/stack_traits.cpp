@@ -39,6 +39,7 @@ constexpr StackTraits own{
 
 constexpr StackTraits megatron{
     .engine = StackEngine::megatron,
+    .replicates_key_heads = true,
     .keeps_norm_with_product = true,
     .scans_in_one_op = true,
     .recompute_keeps_core = true,
