@@ -8,8 +8,8 @@ namespace moe::plan {
 namespace {
 
 constexpr std::string_view own_stack = "moe-plan";
-constexpr std::array<std::string_view, 5> without_megatron{own_stack, "torchtitan", "automodel", "deepseek-v3",
-                                                           "llama3-paper"};
+constexpr std::array<std::string_view, 6> without_megatron{own_stack,   "torchtitan",  "torchtitan-0.2",
+                                                           "automodel", "deepseek-v3", "llama3-paper"};
 
 constexpr StackTraits own{
     .engine = StackEngine::own,
