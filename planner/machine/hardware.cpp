@@ -3,11 +3,13 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/json.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
 #include "planner/base/schema.hpp"
 
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,8 +64,12 @@ double plausible_or_none(const JsonObject& json, const std::string& key, const P
 Link read_link(const JsonObject& json, const std::string& key) {
     if (!json.has(key)) return {};
     const JsonObject link = json.object(key);
-    link.only({"bandwidth", "latency"});
-    return {plausible(link, "bandwidth", link_rate), plausible(link, "latency", link_latency)};
+    if (key == "nic")
+        link.only({"bandwidth", "latency", "message"});
+    else
+        link.only({"bandwidth", "latency"});
+    return {plausible(link, "bandwidth", link_rate), plausible(link, "latency", link_latency),
+            plausible_or_none(link, "message", link_latency)};
 }
 
 void read_peaks(const JsonObject& json, Hardware& hardware) {
@@ -239,6 +245,23 @@ double usual_capability(const Hardware& hardware) {
     return computes(Precision::fp8_tensor) || computes(Precision::fp8_blockwise) ? 9.0 : 8.0;
 }
 
+// The text of a profile that states only what differs from its base.
+std::string on_base(const JsonObject& json, const std::string& text) {
+    using Tree = nlohmann::ordered_json;
+    const ProfileFile file = find_profile(json.string("base"), "hardware", json.place() + ": base", "");
+    Tree own = parse_json<Tree>(text, json.place());
+    auto whole = load_json<Tree>(file.path);
+    if (whole.contains("base")) json.refuse_value("base", "must name a profile without a base");
+    const auto list = [](const Tree& source) { return source.is_array() ? source : Tree::array({source}); };
+    Tree sources = own.contains("source") ? list(own["source"]) : Tree::array();
+    if (whole.contains("source"))
+        for (const Tree& source : list(whole["source"])) sources.push_back(source);
+    own.erase("base");
+    own["source"] = sources;
+    whole.merge_patch(own);
+    return whole.dump(-1, ' ', false, Tree::error_handler_t::replace);
+}
+
 } // namespace
 
 double bytes_among(const std::map<int, double>& measured, int members) {
@@ -329,7 +352,9 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
 Hardware load_hardware(const std::string& name_or_path) {
     refuse_foreign(name_or_path);
     const ProfileFile file = find_profile(name_or_path, "hardware", "hardware", "");
-    return hardware_from_json(read_file(file.path), file.path);
+    const std::string text = read_file(file.path);
+    const JsonObject json = JsonObject::parse(text, file.path);
+    return hardware_from_json(json.has("base") ? on_base(json, text) : text, file.path);
 }
 
 } // namespace moe::machine

@@ -11,10 +11,12 @@
 
 namespace moe::machine {
 
-// One tier of the network. bandwidth: bytes/s one way per GPU; latency: seconds per message.
+// One tier of the network. bandwidth: bytes/s one way per GPU; latency: seconds of a message from end to end; message:
+// seconds for which each message of an exchange holds the NIC beside its bytes, where one goes to every other member.
 struct Link {
     double bandwidth = 0.0;
     double latency = 0.0;
+    double message = 0.0; // of `nic` alone
 };
 
 // One measured call of a family of ops (planner/program/measured.hpp): `work` is its FLOPs, or its bytes where it has
@@ -84,8 +86,10 @@ struct Hardware {
     std::string json;                // the file as read, so that a plan can carry its hardware
 };
 
+// A whole profile, without a base.
 Hardware hardware_from_json(const std::string& text, const std::string& place);
-// `name_or_path`: a JSON file, or a name in profiles/hardware.
+// `name_or_path`: a JSON file, or a name in profiles/hardware. A file that names a "base", a profile of that folder
+// without one itself, holds only what differs from it; sources are those of both, its own first.
 Hardware load_hardware(const std::string& name_or_path);
 std::string to_json(const Hardware& hardware);
 

@@ -27,7 +27,9 @@ nlohmann::ordered_json communicators_json(const CommunicatorBytes& bytes) {
 }
 
 nlohmann::ordered_json link_json(const Link& link) {
-    return {{"bandwidth", link.bandwidth}, {"latency", link.latency}};
+    nlohmann::ordered_json json{{"bandwidth", link.bandwidth}, {"latency", link.latency}};
+    if (link.message > 0.0) json["message"] = link.message;
+    return json;
 }
 
 } // namespace

@@ -8,8 +8,8 @@ namespace moe::plan {
 namespace {
 
 constexpr std::string_view own_stack = "moe-plan";
-constexpr std::array<std::string_view, 5> without_megatron{own_stack, "torchtitan", "automodel", "deepseek-v3",
-                                                           "llama3-paper"};
+constexpr std::array<std::string_view, 6> without_megatron{own_stack,   "torchtitan",  "torchtitan-0.2",
+                                                           "automodel", "deepseek-v3", "llama3-paper"};
 
 constexpr StackTraits own{
     .engine = StackEngine::own,
@@ -39,6 +39,7 @@ constexpr StackTraits own{
 
 constexpr StackTraits megatron{
     .engine = StackEngine::megatron,
+    .replicates_key_heads = true,
     .keeps_norm_with_product = true,
     .scans_in_one_op = true,
     .recompute_keeps_core = true,

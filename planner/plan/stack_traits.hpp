@@ -50,6 +50,7 @@ struct StackTraits {
     // Routed rows beyond Plan::capacity are counted, and the step is run again with more room (overflow_retry.hpp).
     bool retries_overflow = false;
     // TP may be above the number of key heads, each of which then lies on several ranks (plan::axis::key_replicas).
+    // Of Megatron Core's releases a rule says which.
     bool replicates_key_heads = false;
     // Dispatcher hybridep moves tokens over memory that peers share, by ops of its own; otherwise it is only priced.
     bool peer_memory_dispatch = false;

@@ -103,7 +103,8 @@ double all_reduce_seconds(const GroupLinks& group, double bytes) { return 2.0 * 
 double all_to_all_seconds(const GroupLinks& g, double bytes) {
     if (g.placement.size <= 1) return 0.0;
     const double sent = bytes * (g.placement.size - 1) / g.placement.size;
-    return g.routes.exchange.latency + sent / (g.routes.exchange.bandwidth * g.efficiency);
+    const int over_nics = g.placement.nodes > 1 ? g.placement.size - g.placement.per_node : 0;
+    return g.routes.exchange.latency + over_nics * g.nic.message + sent / (g.routes.exchange.bandwidth * g.efficiency);
 }
 
 double ring_step_seconds(const GroupLinks& g, double bytes) {

@@ -65,7 +65,7 @@ struct GroupLinks {
 double all_gather_seconds(const GroupLinks& group, double bytes);
 double reduce_scatter_seconds(const GroupLinks& group, double bytes);
 double all_reduce_seconds(const GroupLinks& group, double bytes);
-// `bytes`: all that one member holds, its own share included.
+// `bytes`: all that one member holds, its own share included. One message to every other member.
 double all_to_all_seconds(const GroupLinks& group, double bytes);
 // One hop of a ring of context-parallel ranks, and a message between pipeline neighbours.
 double ring_step_seconds(const GroupLinks& group, double bytes);

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/breadth_first_search.hpp>
@@ -140,6 +141,15 @@ Placement place(const std::vector<int>& members, int domain, int node) {
     const auto [domains, per_domain] = spread(members, domain);
     const auto [nodes, per_node] = spread(members, std::max(domain, node));
     return {static_cast<int>(members.size()), domains, per_domain, nodes, per_node};
+}
+
+std::string unpriced(const plan::Plan& plan) {
+    if (plan.hardware == nullptr || !(plan.hardware->nic.message > 0.0) || plan.ep == 1 ||
+        plan.dispatcher == plan::Dispatcher::alltoall || plan.ep * plan.etp <= node_of_job(*plan.hardware, plan.gpus))
+        return {};
+    return fmt::format("dispatcher {}: over the network of {} a proxy on the host sends its messages, which is not "
+                       "priced: expect less, or set dispatcher alltoall",
+                       plan::to_string(plan.dispatcher), plan.hardware->name);
 }
 
 Route exchange_route(const machine::Hardware& hardware, const Placement& placement) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "planner/machine/fwd.hpp"
+#include "planner/plan/fwd.hpp"
 #include "planner/plan/mesh.hpp"
 
+#include <string>
 #include <vector>
 
 namespace moe::cost {
@@ -28,6 +30,11 @@ using plan::domain_of_job;
 int node_of_job(const machine::Hardware& hardware, int gpus);
 // Ranks lie on the machine in order: rank r in domain r / domain of node r / node. Members in increasing order.
 Placement place(const std::vector<int>& members, int domain, int node);
+
+// What a plan asks of the network that the hardware's figures do not tell, as one line; "" where they tell all. Experts
+// over several nodes by a library that sends from the GPU, where the network has a time for each message (EFA): there a
+// proxy on the host sends, at a rate that nobody has published by size.
+std::string unpriced(const plan::Plan& plan);
 
 // The speed of a pattern of messages: seconds = latency + bytes / bandwidth, where `bytes` is all that one member
 // sends. All groups of one shape work at once, so a link carries what every member puts on it; switches themselves do

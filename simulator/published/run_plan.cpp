@@ -7,6 +7,7 @@
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "simulator/cost/network.hpp"
 #include "simulator/published/run_recipe.hpp"
 
 #include <nlohmann/json.hpp>
@@ -246,6 +247,7 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}", fault.message);
     if (const plan::PlanFault fault = stack::check_offers(plan, s)) refuse("{}", fault.message);
     warn_of_rules(run, plan, s, planned.warnings);
+    if (const std::string line = cost::unpriced(plan); !line.empty()) planned.warnings.push_back(line);
     planned.flops_per_token = run.gflop_per_token_std ? *run.gflop_per_token_std * 1e9
                                                       : model::model_flops_per_token(*plan.model, plan.seq, plan.tp);
 }

@@ -83,6 +83,8 @@ def derived(plan):
     plan["derived.bf16_layers_fit"] = "on" if fit else "off"
     same = plan["expert_precision"] in ("default", plan["precision"])
     plan["derived.expert_precision_is_precision"] = "on" if same else "off"
+    keys = integer("model.kv_heads") if "model.kv_heads" in plan else integer("tp")
+    plan["derived.key_replicas"] = str(max(1, integer("tp") // keys))
     split = integer("tp") * integer("cp")
     heads = [integer(f) for f in ("model.key_heads", "model.value_heads") if f in plan]
     plan["derived.linear_heads_fit"] = "off" if any(h % split for h in heads) else "on"

@@ -113,7 +113,9 @@ Json peaks_json(const machine::Hardware& h) {
 }
 
 Json link_json(const machine::Link& link) {
-    return {{"bytes_per_second", link.bandwidth}, {"latency_seconds", link.latency}};
+    Json json{{"bytes_per_second", link.bandwidth}, {"latency_seconds", link.latency}};
+    if (link.message > 0.0) json["message_seconds"] = link.message;
+    return json;
 }
 
 } // namespace

@@ -5,6 +5,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
+#include "simulator/cost/network.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/corrected_estimator.hpp"
 #include "simulator/replay/document_steps.hpp"
@@ -100,6 +101,7 @@ void replay_verb(const ReplayOptions& options) {
     if (options.json)
         return print(replay_document(simulation, skew, documents, interval, correction, options.trace, options.report));
     Console console(options);
+    if (const std::string line = cost::unpriced(plan); !line.empty()) console.warn("warning: {}", line);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
                 seconds_text(e.step_seconds), gib(e.memory_bytes), gib(plan.hardware->memory_bytes),

@@ -5,6 +5,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/document_lengths.hpp"
 #include "planner/model/model.hpp"
+#include "simulator/cost/network.hpp"
 #include "simulator/goodput/cheapest.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "tools/print/console.hpp"
@@ -122,6 +123,8 @@ void search_verb(const SearchOptions& options) {
     for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
     if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
+    if (const std::string line = cost::unpriced(result.plans.front().first); !line.empty())
+        console.warn("warning: {}", line);
 
     const bool money = terms.given() || offers.counts.size() > 1;
     if (!money) offers.outlooks.clear();

@@ -160,9 +160,10 @@ void show_model(const ShowOptions& options) {
 }
 
 std::string link_text(const machine::Link& link) {
-    return link.bandwidth > 0.0
-               ? fmt::format("{:.4g} GB/s each way, {}", link.bandwidth / 1e9, seconds_text(link.latency))
-               : "";
+    if (!(link.bandwidth > 0.0)) return "";
+    const std::string text = fmt::format("{:.4g} GB/s each way, {}", link.bandwidth / 1e9, seconds_text(link.latency));
+    return link.message > 0.0 ? fmt::format("{}, {} for each message of an exchange", text, seconds_text(link.message))
+                              : text;
 }
 
 void show_hardware(const ShowOptions& options) {

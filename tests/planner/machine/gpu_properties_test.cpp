@@ -38,7 +38,8 @@ TEST_CASE("a GPU that has a profile starts with it, by its properties") {
     CHECK(matching_profile(named(h100, "NVIDIA H800")) == "h800"); // the same chip, told apart by its name
     CHECK(matching_profile(a100) == "a100-sxm");
     CHECK(matching_profile(named(a100, "NVIDIA A100 80GB PCIe")) == "a100-pcie");
-    CHECK(matching_profile(named(a100, "NVIDIA A800-SXM4-80GB")) == "a100-sxm"); // a name that nobody listed
+    CHECK(matching_profile(named(a100, "NVIDIA A800-SXM4-80GB")) == "a800-sxm");
+    CHECK(matching_profile(named(a100, "NVIDIA PG506-232")) == "a100-sxm"); // a name that nobody listed
     CHECK(matching_profile(b200) == "b200");
     CHECK(matching_profile(rtx4090) == "rtx-4090");
     CHECK(matching_profile(rtx_pro) == "rtx-pro-6000");

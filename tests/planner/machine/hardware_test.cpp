@@ -1,8 +1,10 @@
 // Hardware profiles: the shipped ones load and survive a round trip; bad ones are refused.
+#include "planner/base/files.hpp"
 #include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/support/changed.hpp"
+#include "tests/support/folder.hpp"
 
 #include <doctest/doctest.h>
 
@@ -253,4 +255,37 @@ TEST_CASE("clocks of measured calls survive a round trip, whatever the order of 
     CHECK(fault(with(R"({"gemm.nn.bf16": [1500]})")).find("must hold 2 clocks") != std::string::npos);
     CHECK(fault(with(R"({"gemm.nn": [1500]})")).find("gemm.nn") != std::string::npos);
     CHECK(fault(with(R"({"gemm.nn.bf16": [1500, -1]})")).find("must be a number from 0") != std::string::npos);
+}
+
+TEST_CASE("a profile with a base states what differs from it") {
+    const moe::machine::Hardware base = moe::machine::load_hardware("h100"),
+                                 efa = moe::machine::load_hardware("h100-efa");
+    CHECK(efa.name == "h100-efa");
+    CHECK(efa.like == "h100");
+    CHECK(efa.peak_flops == base.peak_flops);
+    CHECK(efa.memory_bytes == base.memory_bytes);
+    CHECK(efa.nic.latency > 5.0 * base.nic.latency);
+    CHECK(efa.nic.message > 0.0);
+    CHECK(base.nic.message == 0.0);
+    CHECK(efa.source.find("EFA") < efa.source.find(base.source)); // its own first, those of the base behind them
+    const moe::machine::Hardware again = moe::machine::hardware_from_json(efa.json, "plan");
+    CHECK(again.nic.message == efa.nic.message);
+    CHECK(moe::machine::load_hardware("a800-sxm").nvlink.bandwidth == 200e9);
+    CHECK(moe::machine::load_hardware("a800-sxm").nvlink.latency > 0.0);
+
+    const Folder folder;
+    const auto fault_with = [&](const std::string& text) {
+        const std::string path = folder / "mine.json";
+        moe::write_file(path, text);
+        return fault_of([&] { moe::machine::load_hardware(path); });
+    };
+    CHECK(fault_with(R"({"name": "mine", "base": "h100", "nic": {"bandwidth": 25e9}})").empty());
+    CHECK(fault_with(R"({"name": "mine", "base": "h1000"})").find("base 'h1000'") != std::string::npos);
+    CHECK(fault_with(R"({"name": "mine", "base": "h100-efa"})").find("must name a profile without a base") !=
+          std::string::npos);
+    CHECK(fault_with(R"({"name": "mine", "base": "h100", "nvlink": {"message": 1e-6}})").find("message") !=
+          std::string::npos);
+    CHECK(fault_with(R"({"name": "mine", "base": "h100", "nic": {"message": 3}})").find("message = 3") !=
+          std::string::npos);
+    CHECK(fault(gpu(R"("base": "h100")")).find("base") != std::string::npos); // of a plan: whole profiles alone
 }

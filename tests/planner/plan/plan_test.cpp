@@ -133,9 +133,14 @@ TEST_CASE("rules that depend on the model and the hardware") {
 
     moe::plan::Plan qwen = with_model("Qwen3-235B-A22B");
     qwen.tp = 8, qwen.dp = 8;
-    CHECK(moe::plan::check_plan(qwen).counter == "kv_heads % tp");
-    qwen.stack = "moe-plan"; // 4 key heads, each on two ranks
-    CHECK(moe::plan::check_plan(qwen).counter.empty());
+    for (const char* whole : {"torchtitan", "torchtitan-0.2", "automodel"}) {
+        qwen.stack = whole;
+        CHECK(moe::plan::check_plan(qwen).counter == "kv_heads % tp");
+    }
+    for (const char* several : {"moe-plan", "bridge-26.08"}) { // 4 key heads, each on two ranks
+        qwen.stack = several;
+        CHECK(moe::plan::check_plan(qwen).counter.empty());
+    }
     CHECK(moe::plan::key_replicas(qwen) == 2);
     CHECK(moe::plan::group_size(qwen, {moe::plan::Domain::dense, moe::plan::axis::key_parts}) == 4);
     qwen.stack = with_model("Qwen3-235B-A22B").stack;

@@ -69,6 +69,7 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
     holds(refusal(request), "tp = 3 is fixed, which does not divide 8");
     request.fixed = {{"tp", "4"}, {"cp", "4"}};
     holds(refusal(request), "the fixed degrees (cp, tp) cannot all be part of");
+    request.base.stack = "torchtitan"; // holds each key/value head on one rank alone
     request.fixed = {{"tp", "8"}};
     holds(refusal(request), "num_key_value_heads = 4 is not divisible by tp = 8");
     // 12 GPUs: tp 3 fails more candidates, but the fixed ep is what nothing can get around.

@@ -190,10 +190,11 @@ TEST_CASE("what-ifs: figures, order and soundness") {
 TEST_CASE("what-ifs: a degree that cannot move says why") {
     Formula formula;
     plan::Plan plan = base_plan();
+    plan.stack = "torchtitan"; // holds each key/value head, of 4, on one rank alone
     plan.tp = 4;
     plan.dp = 2;
     const std::vector<search::WhatIf> list = search::what_ifs(plan, test_stack(), formula);
-    const search::WhatIf* w = find(list, "tp", "8"); // 4 key/value heads
+    const search::WhatIf* w = find(list, "tp", "8");
     REQUIRE(w != nullptr);
     CHECK(w->impossible.find("num_key_value_heads = 4") != std::string::npos);
 }
@@ -314,7 +315,8 @@ TEST_CASE("an infeasible request: a fixed field is named, and opening it is the 
     Formula formula;
     const stack::Stack stack = test_stack();
     search::SearchRequest request = tight_request(16, 1e9);
-    request.fixed = {{"tp", "8"}, {"mbs", "1"}}; // 4 key/value heads
+    request.base.stack = "torchtitan"; // holds each key/value head, of 4, on one rank alone
+    request.fixed = {{"tp", "8"}, {"mbs", "1"}};
     REQUIRE(!fault_of([&] { search::search(request, stack, formula); }).empty());
     const search::Infeasibility why = search::explain_request(request, stack, formula);
     REQUIRE(!why.obstacles.empty());

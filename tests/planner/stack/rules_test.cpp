@@ -47,7 +47,12 @@ const std::map<std::string, Edited>& models() {
     static const std::map<std::string, Edited> all{
         {"dense", {"Llama3-70B", [](moe::model::Model& m) { layers(m, 64); }}},
         {"mixtral", {"Mixtral-8x22B", [](moe::model::Model& m) { layers(m, 64); }}},
-        {"qwen3", {"Qwen3-235B-A22B", [](moe::model::Model& m) { layers(m, 96); }}},
+        {"qwen3",
+         {"Qwen3-235B-A22B",
+          [](moe::model::Model& m) {
+              layers(m, 96);
+              for (moe::model::LayerKind& kind : m.kinds) kind.attention.kv_heads = 8;
+          }}},
         {"deepseek",
          {"DeepSeek-V3",
           [](moe::model::Model& m) { m.layers.insert(m.layers.end(), 64 - m.layers.size(), m.layers.back()); }}},

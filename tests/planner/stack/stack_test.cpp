@@ -3,6 +3,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/stack/stack.hpp"
 #include "tests/planner/base/fault_of.hpp"
 
@@ -264,6 +265,37 @@ TEST_CASE("every published stack plans for every GPU that has a profile, and off
             if (capability < 9.0 || capability >= 12.0)
                 CHECK(s.dispatchers == std::vector<Dispatcher>{Dispatcher::alltoall});
         }
+    }
+}
+
+TEST_CASE("torchtitan 0.2 moves rows by single operations and computes experts by one kernel") {
+    for (const char* machine : {"h100", "b200", "gb200-nvl72"}) {
+        CAPTURE(machine);
+        const moe::machine::Hardware hardware = moe::machine::load_hardware(machine);
+        const moe::stack::Stack before = moe::stack::load_stack("torchtitan", hardware),
+                                after = moe::stack::load_stack("torchtitan-0.2", hardware);
+        CHECK(after.costs.permute == doctest::Approx(0.5 * before.costs.permute));
+        CHECK(after.costs.permute_launches == doctest::Approx(2.0 * before.costs.permute_launches));
+        CHECK(after.costs.router_launches > 2.0 * before.costs.router_launches);
+        CHECK(after.costs.host_software > before.costs.host_software);
+        CHECK(before.costs.expert_launch_seconds > 0.0);
+        CHECK(after.costs.expert_launch_seconds == 0.0);
+        CHECK(after.costs.expert_seconds == 0.0);
+        const moe::stack::Stack megatron = moe::stack::load_stack("bridge-26.08", hardware);
+        CHECK(after.costs.attention_forward == megatron.costs.attention_forward); // cuDNN's
+        CHECK((before.costs.attention_forward == megatron.costs.attention_forward) == (hardware.sm_count > 132));
+        CHECK(moe::plan::stack_traits("torchtitan-0.2").engine == moe::plan::StackEngine::other);
+    }
+}
+
+TEST_CASE("tensor parallelism above the key heads exists since Megatron Core 0.16") {
+    Check check{plan_on("Qwen3-235B-A22B", "h100", "bridge-26.04"), {}};
+    const auto above = [](moe::plan::Plan& p) { p.tp = 8; };
+    for (const char* name : {"bridge-26.04", "bridge-25.09"}) {
+        CAPTURE(name);
+        check.stack = moe::stack::load_stack(name, *check.plan.hardware);
+        CHECK(check(above) ==
+              (std::string(name) == "bridge-25.09" ? "megatron-core: key heads absent" : std::string()));
     }
 }
 

@@ -107,6 +107,54 @@ TEST_CASE("collectives over PCIe lie between those over NVLink and those over th
     }
 }
 
+// crazyguitar/aws-gpu-communication-benchmark fd167f97, data/nccl_alltoall.csv and nccl_all_gather.csv: NCCL over EFA
+// of p5.48xlarge, bytes over the algorithm's bandwidth; efficiencies are those that the stacks' coefficients are near.
+TEST_CASE("all-to-all and all-gather over EFA within a third, and slower by their messages") {
+    struct Row {
+        int nodes;
+        double mebibytes, gigabytes_per_second;
+    };
+    const moe::machine::Hardware efa = moe::machine::load_hardware("h100-efa"),
+                                 infiniband = moe::machine::load_hardware("h100");
+    const auto at = [](int nodes) { return moe::cost::Placement{8 * nodes, nodes, 8}; };
+    for (const Row& row : {Row{8, 64, 35.24}, Row{8, 512, 47.31}, Row{16, 64, 26.29}, Row{16, 512, 40.39},
+                           Row{32, 64, 23.01}, Row{32, 512, 33.19}}) {
+        CAPTURE(row.nodes);
+        CAPTURE(row.mebibytes);
+        const double bytes = row.mebibytes * 1048576.0, published = bytes / (row.gigabytes_per_second * 1e9);
+        const double priced = moe::cost::all_to_all_seconds(links(efa, at(row.nodes), 0.85), bytes);
+        CHECK(std::abs(priced / published - 1.0) < 0.33);
+        CHECK(priced > moe::cost::all_to_all_seconds(links(infiniband, at(row.nodes), 0.85), bytes));
+    }
+    // 64 MiB over 16 and 32 nodes (47.36, 25.06 GB/s) are priced 48 and 70 % too fast, as a tree: NCCL takes a ring.
+    for (const Row& row : {Row{8, 64, 88.17}, Row{8, 2048, 298.37}, Row{16, 2048, 267.24}, Row{32, 2048, 263.80}}) {
+        CAPTURE(row.nodes);
+        CAPTURE(row.mebibytes);
+        const double bytes = row.mebibytes * 1048576.0, published = bytes / (row.gigabytes_per_second * 1e9);
+        const double priced = moe::cost::all_gather_seconds(links(efa, at(row.nodes), 0.8), bytes);
+        CHECK(std::abs(priced / published - 1.0) < 0.33);
+    }
+    // Within a node no message takes the network.
+    CHECK(moe::cost::all_to_all_seconds(links(efa, {8, 1, 8}, 0.85), 1e8) ==
+          nearly(moe::cost::all_to_all_seconds(links(infiniband, {8, 1, 8}, 0.85), 1e8)));
+}
+
+TEST_CASE("token dispatchers over a network with a time for each message are named as not priced") {
+    moe::plan::Plan plan;
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h100-efa"));
+    plan.gpus = 32, plan.dp = 32, plan.ep = 16, plan.edp = 2;
+    plan.dispatcher = moe::plan::Dispatcher::deepep;
+    CHECK(moe::cost::unpriced(plan).find("dispatcher deepep: over the network of h100-efa") == 0);
+    plan.ep = 8, plan.edp = 4; // within a node
+    CHECK(moe::cost::unpriced(plan).empty());
+    plan.ep = 16, plan.edp = 2, plan.dispatcher = moe::plan::Dispatcher::alltoall;
+    CHECK(moe::cost::unpriced(plan).empty());
+    plan.dispatcher = moe::plan::Dispatcher::hybridep;
+    CHECK_FALSE(moe::cost::unpriced(plan).empty());
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h100"));
+    CHECK(moe::cost::unpriced(plan).empty());
+}
+
 TEST_CASE("a group of several instances lies like the one that touches most domains") {
     moe::plan::Plan plan;
     plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("gb200-nvl72"));

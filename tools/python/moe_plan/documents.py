@@ -272,6 +272,9 @@ class HardwareNic(Document):
     latency: float
     """Per message [s]"""
 
+    message: float | None = None
+    """Of which each message of an exchange holds the link, beside its bytes [s]"""
+
 
 @dataclass(kw_only=True, repr=False)
 class HardwareHost(Document):
@@ -2448,6 +2451,9 @@ class ShowHardwareLinksNic(Document):
 
     latency_seconds: float
     """Per message [s]"""
+
+    message_seconds: float | None = None
+    """Of each message of an exchange, beside its bytes; left out where it is 0 [s]"""
 
 
 @dataclass(kw_only=True, repr=False)
