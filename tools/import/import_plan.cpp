@@ -108,7 +108,9 @@ void set_model(const ImportRequest& request, const Reading& reading, const Reade
         refuse_unclear(file, {"--num-layers", "--hidden-size", "--num-attention-heads"});
     std::string why;
     const Facts likely = likely_vocabulary(file, reader, why);
-    model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
+    model::Model model = name.empty()
+                             ? model_of_facts(facts, likely, named_model(file, reader, true).model, reader, place)
+                             : families::load_model(name);
     if (!published.empty() && !name.empty()) model = with_mtp_of(facts, model, place);
     if (name.empty() && facts.count("model.vocab") == 0 && !likely.empty())
         import.findings.push_back({model.name == "imported" ? Severity::warning : Severity::hint, "model.vocab", why});
