@@ -139,7 +139,7 @@ Count kind_count(const Attention& a, double h, const Sequence& seq) {
         return compressed(a, h, seq);
     case AttentionKind::mamba:
         return mamba(a, h);
-    case AttentionKind::lumped:
+    case AttentionKind::opaque:
     case AttentionKind::none:
         return {};
     }
@@ -148,8 +148,8 @@ Count kind_count(const Attention& a, double h, const Sequence& seq) {
 
 Count attention(const Attention& a, double h, const Sequence& seq) {
     const Count core = kind_count(a, h, seq);
-    return {core.weights + static_cast<double>(a.lump.weights),
-            core.macs + a.lump.macs + a.lump.macs_per_key * seq.length / 2.0};
+    return {core.weights + static_cast<double>(a.opaque.weights),
+            core.macs + a.opaque.macs + a.opaque.macs_per_key * seq.length / 2.0};
 }
 
 // Maps of n residual streams around attention and around the MLP: n pre, n post and n x n mixing weights, each a linear
@@ -180,7 +180,7 @@ LayerCount layer(const Model& model, const LayerKind& kind, const Sequence& seq)
     const bool mixes = kind.attention.kind != AttentionKind::none, transforms = kind.moe || kind.dense();
     const double parts = kind.parallel ? 1.0 : (mixes ? 1.0 : 0.0) + (transforms ? 1.0 : 0.0);
     const double norms = parts * h * (model.layer_norm_bias ? 2.0 : 1.0) * (model.post_norms ? 2.0 : 1.0);
-    const auto idle = static_cast<double>(kind.attention.lump.idle);
+    const auto idle = static_cast<double>(kind.attention.opaque.idle);
     const double outside = core.weights + norms + (kind.output_scale ? 1.0 : 0.0) + hyper_connections(model);
     if (!kind.moe) {
         const auto width = static_cast<double>(kind.dense_ffn);

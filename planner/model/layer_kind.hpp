@@ -15,7 +15,7 @@ enum class AttentionKind : std::uint8_t {
     gated_delta, // gated delta net, the linear attention of Qwen3-Next
     compressed,  // DeepSeek-V4: window plus compressed keys, with an indexer
     mamba,       // Mamba-2, a state space model with a short convolution (Nemotron-H, Nemotron 3)
-    lumped,      // a mixer that is priced alone, as its lump says
+    opaque,      // a mixer that is priced alone, as its opaque part says
     none,        // a layer of a hybrid that is nothing but its MLP or experts
 };
 
@@ -55,7 +55,7 @@ struct QueryScale {
 
 // A part that no op here computes and that is priced alone: matrices around a core. Families give its numbers, so that
 // counts are exact whatever it is made of.
-struct Lump {
+struct OpaquePart {
     const char* name = "";    // what it is, as `show` says it
     std::int64_t weights = 0; // of all its matrices and vectors
     std::int64_t idle = 0;    // of these, what a token leaves out (experts of attention that it does not choose)
@@ -63,7 +63,7 @@ struct Lump {
     double macs = 0.0;    // multiply-accumulates per token of its matrices and its core
     double macs_per_key = 0.0; // and for each key that a query could see
 
-    bool operator==(const Lump& other) const {
+    bool operator==(const OpaquePart& other) const {
         return std::string_view(name) == other.name && weights == other.weights && idle == other.idle &&
                out == other.out && macs == other.macs && macs_per_key == other.macs_per_key;
     }
@@ -105,11 +105,11 @@ struct Attention {
     int compress_ratio = 0; // 0 = window only
     int out_groups = 0, out_lora = 0;
     // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part. gqa: so many keys are
-    // picked, by what `lump` counts (MiniMax-M3)
+    // picked, by what `opaque` counts (MiniMax-M3)
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
     bool indexer_interleaved = false; // its queries and keys turn by neighbouring columns (GLM-5), not by halves
     bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)
-    Lump lump; // lumped: all of it; of other kinds: what stands beside, of the same input, added to the output
+    OpaquePart opaque; // opaque: all of it; of other kinds: what stands beside, of the same input, added to the output
 
     // Weights of the norms of queries and of keys.
     std::int64_t q_norm() const { return static_cast<std::int64_t>(qk_dim) * (whole_qk_norm ? heads : 1); }
@@ -120,7 +120,7 @@ struct Attention {
     // Whether queries see picked keys alone; of latents, sparse().
     bool picks() const { return kind != AttentionKind::compressed && indexer_top_k > 0; }
     bool sparse() const { return kind == AttentionKind::mla && indexer_top_k > 0; }
-    bool lumps() const { return lump.weights > 0; }
+    bool has_opaque() const { return opaque.weights > 0; }
     bool indexes() const { return sparse() && !shares_index; }
     bool operator==(const Attention&) const = default;
 };

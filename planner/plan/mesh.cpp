@@ -161,7 +161,7 @@ std::int64_t Plan::attention_rows() const { return tokens_gathered() * context_i
 bool Plan::passes_states() const {
     return std::any_of(model->kinds.begin(), model->kinds.end(), [](const model::LayerKind& kind) {
         return kind.attention.kind == model::AttentionKind::gated_delta ||
-               kind.attention.kind == model::AttentionKind::mamba || kind.attention.lumps();
+               kind.attention.kind == model::AttentionKind::mamba || kind.attention.has_opaque();
     });
 }
 

@@ -78,9 +78,9 @@ PlanFault check_key_heads(const Plan& plan, const model::Attention& attention) {
 }
 
 PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
-    if (attention.lumps() && attention.lump.out % plan.tp != 0)
-        return fault("heads % tp", "tp = {}: does not divide the {} columns of {} in {}", plan.tp, attention.lump.out,
-                     attention.lump.name, plan.model->name);
+    if (attention.has_opaque() && attention.opaque.out % plan.tp != 0)
+        return fault("heads % tp", "tp = {}: does not divide the {} columns of {} in {}", plan.tp, attention.opaque.out,
+                     attention.opaque.name, plan.model->name);
     switch (attention.kind) {
     case model::AttentionKind::gqa:
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
@@ -108,7 +108,7 @@ PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
                              "{} = {} of {} is not divisible by tp * cp = {} * {}: Mamba layers trade tokens for heads",
                              name, heads, plan.model->name, plan.tp, plan.cp);
         return {};
-    case model::AttentionKind::lumped:
+    case model::AttentionKind::opaque:
     case model::AttentionKind::none:
         return {};
     }

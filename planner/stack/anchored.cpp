@@ -34,6 +34,8 @@ bool names_file(const std::string& word) { return std::string_view(word).ends_wi
 AnchoredStack load_anchored(const std::string& path) {
     const JsonObject json = JsonObject::parse(read_file(path), path);
     check_schema(json, schema::anchored_stack);
+    if (!json.has("schema") && !json.has("runs"))
+        refuse("{}: not a stack that calibrate --anchor wrote: give one, or a name of show stacks without .json", path);
     json.only({"schema", "base", "source", "coefficients", "runs"});
     AnchoredStack stack;
     stack.base = json.string("base");

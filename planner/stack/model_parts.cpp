@@ -58,8 +58,10 @@ constexpr Part parts[] = {
     {"query_scale",
      [](const Plan& p) { return heads(p, [](const Attention& a) { return a.query_scale.beta != 0.0; }); }},
     {"several_rotations", several_rotations},
-    {"lump",
-     [](const Plan& p) { return first_kind(p, [](const LayerKind& k) { return k.attention.lumps(); }) != nullptr; }},
+    {"opaque",
+     [](const Plan& p) {
+         return first_kind(p, [](const LayerKind& k) { return k.attention.has_opaque(); }) != nullptr;
+     }},
     {"parallel", [](const Plan& p) { return first_kind(p, [](const LayerKind& k) { return k.parallel; }) != nullptr; }},
     {"query_latent",
      [](const Plan& p) {

@@ -34,9 +34,10 @@ std::string text_of(const std::vector<std::string>& values) {
 }
 
 int gpus_of(const ImportRequest& request, const SettingsFile& file) {
-    if (request.gpus > 0) {
-        if (request.gpus > 10'000'000) refuse("--gpus {}: must be between 1 and 10000000", request.gpus);
-        return static_cast<int>(request.gpus);
+    if (request.gpus) {
+        if (*request.gpus < 1 || *request.gpus > 10'000'000)
+            refuse("--gpus {}: must be between 1 and 10000000", *request.gpus);
+        return static_cast<int>(*request.gpus);
     }
     const std::int64_t all = std::int64_t{file.nodes} * file.processes;
     if (all > 0 && all <= 10'000'000) return static_cast<int>(all);
@@ -108,7 +109,9 @@ void set_model(const ImportRequest& request, const Reading& reading, const Reade
         refuse_unclear(file, {"--num-layers", "--hidden-size", "--num-attention-heads"});
     std::string why;
     const Facts likely = likely_vocabulary(file, reader, why);
-    model::Model model = name.empty() ? model_of_facts(facts, likely, reader, place) : families::load_model(name);
+    model::Model model = name.empty()
+                             ? model_of_facts(facts, likely, named_model(file, reader, true).model, reader, place)
+                             : families::load_model(name);
     if (!published.empty() && !name.empty()) model = with_mtp_of(facts, model, place);
     if (name.empty() && facts.count("model.vocab") == 0 && !likely.empty())
         import.findings.push_back({model.name == "imported" ? Severity::warning : Severity::hint, "model.vocab", why});
@@ -257,7 +260,7 @@ void check(const ImportRequest& request, Import& import) {
     leave_out_what_plans_lack(import);
     if (const plan::PlanFault fault = plan::check_plan(import.plan))
         refuse("{}: {}{}", fmt::join(request.files, ", "), fault.message,
-               request.gpus > 0
+               request.gpus
                    ? ""
                    : fmt::format("; the file starts {}: give --gpus for others", counted(import.plan.gpus, "GPU")));
     for (const stack::Rule* rule : stack::broken_rules(import.plan, import.stack))
@@ -307,16 +310,16 @@ Import import_plan(const ImportRequest& request) {
     if (const auto program = reader.programs.find(file.program); program != reader.programs.end())
         set_program_fields(import, program->second);
     if (plan.gbs == 0) refuse_no_number(file, reading, "gbs");
-    if (plan.seq == 0 && request.seq == 0) refuse_no_number(file, reading, "seq");
+    if (plan.seq == 0 && !request.seq) refuse_no_number(file, reading, "seq");
     if (plan.gbs == 0) {
         plan.gbs = plan.mbs * plan.dp;
         import.findings.push_back(
             {Severity::hint, "gbs",
              fmt::format("no global batch is set: {}, one micro-batch of each rank", counted(plan.gbs, "sequence"))});
     }
-    if (request.seq < 0 || request.seq > std::int64_t{1} << 40)
-        refuse("--seq {}: must be between 1 and 2^40", request.seq);
-    if (request.seq > 0) plan.seq = request.seq;
+    if (request.seq && (*request.seq < 1 || *request.seq > std::int64_t{1} << 40))
+        refuse("--seq {}: must be between 1 and 2^40", *request.seq);
+    if (request.seq) plan.seq = *request.seq;
     if (plan.seq == 0) refuse_unclear(file, {"--seq-length"});
     if (plan.seq == 0) refuse("{}: says no length of sequences: give --seq", fmt::join(request.files, ", "));
     const std::vector<std::string> used = set_stages(plan, reading, reader);

@@ -4,6 +4,7 @@
 #include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace moe::tools {
 struct ImportRequest {
     std::vector<std::string> files;
     std::string from, model, hardware, stack; // names; empty: as the files, or the hardware, tell
-    std::int64_t gpus = 0, seq = 0;           // 0: as the files tell
+    std::optional<std::int64_t> gpus, seq;    // none: as the files tell
     bool alone = false;                       // files that scripts read or start are not read
 };
 

@@ -326,10 +326,10 @@ void complete_facts(Facts& facts, bool unclear_layers) {
     if (facts["model.moe_layers"].find('0') == std::string::npos) facts.erase("model.ffn");
 }
 
-model::Model model_of_facts(const Facts& facts, const Facts& likely, const ReaderTable& reader,
-                            const std::string& place) {
+model::Model model_of_facts(const Facts& facts, const Facts& likely, const std::string& named,
+                            const ReaderTable& reader, const std::string& place) {
     for (const char* size : {"model.layers", "model.hidden", "model.heads"}) needed(facts, size, place);
-    if (facts.count("model.vocab") > 0 && !likely.empty()) return model_of_facts(facts, {}, reader, place);
+    if (facts.count("model.vocab") > 0 && !likely.empty()) return model_of_facts(facts, {}, named, reader, place);
     Facts apart = facts;
     apart.erase("model.mtp");
     std::shared_ptr<const model::Model> best; // the profile of fewest differences without effect on time and memory
@@ -339,7 +339,7 @@ model::Model model_of_facts(const Facts& facts, const Facts& likely, const Reade
         if (!differences_of(apart, profile, reader, 1).empty() || !has_vocabulary(likely, *profile)) continue;
         const std::pair differ{differences_of(facts, profile, reader, 1).size(),
                                differences_of(facts, profile, reader, 1000, true).size()};
-        if (best != nullptr && differ >= fewest) continue;
+        if (best != nullptr && (name == named ? differ > fewest : differ >= fewest)) continue;
         fewest = differ;
         best = profile;
     }

@@ -22,10 +22,11 @@ std::vector<FactDifference> differing_facts(const Facts& facts, const model::Mod
 // unless the file says it in a way that is `unclear`.
 void complete_facts(Facts& facts, bool unclear_layers = false);
 
-// The profile with all of these facts, else a model "imported" of the architecture that has most of them and of the
-// likely ones. Throws Error (bad_input) naming the fact that is missing; `place` names the file.
-model::Model model_of_facts(const Facts& facts, const Facts& likely, const ReaderTable& reader,
-                            const std::string& place);
+// The profile with all of these facts, of several the one that is `named`, else the first; where there is none, a model
+// "imported" of the architecture that has most of them and of the likely ones. Throws Error (bad_input) naming the fact
+// that is missing; `place` names the file.
+model::Model model_of_facts(const Facts& facts, const Facts& likely, const std::string& named,
+                            const ReaderTable& reader, const std::string& place);
 
 // The named model with as many layers for multi-token prediction as the file trains.
 model::Model with_mtp_of(const Facts& facts, const model::Model& model, const std::string& place);

@@ -7,11 +7,27 @@
 #include "planner/model/families/load_model.hpp"
 #include "tools/import/readers/bash_test.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <filesystem>
 
 namespace moe::tools {
 namespace {
+
+// Whether what follows a model's name tells of another model, made of it or beside it: "-Omni", "-PRM800K", "-EAGLE3".
+bool names_another(const std::string& rest) {
+    for (std::size_t at = 0; at < rest.size();) {
+        const std::size_t end = std::min(rest.find_first_of("-_", at), rest.size());
+        const std::string word = rest.substr(at, end - at);
+        for (const char* whole : {"asr", "rm", "vl"})
+            if (word == whole) return true;
+        for (const char* start : {"audio", "classifi", "dflash", "distill", "draft", "eagle", "embed", "guard", "omni",
+                                  "prm", "prun", "reap", "rerank", "reward", "vision"})
+            if (word.starts_with(start)) return true;
+        at = end + 1;
+    }
+    return false;
+}
 
 // The profile that a published name begins with, such as that of a tokenizer or a folder of weights:
 // "Qwen/Qwen3-30B-A3B-Base", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16". Empty: none.
@@ -26,15 +42,13 @@ std::string profile_named_after(const std::string& published) {
     for (const char* maker : {"nvidia-", "meta-"})
         if (text.starts_with(maker)) text.erase(0, std::string(maker).size());
     if (text.starts_with("llama-")) text.erase(5, 1); // "Llama-3.1-405B" is the profile "Llama3.1-405B".
-    for (const char* other : {"-omni", "-vl-", "-vision", "-audio"})
-        if (text.find(other) != std::string::npos) return {}; // They have parts besides that of the shorter name.
     std::string best;
     for (const std::string& name : profile_names("models")) {
         // "GLM-4.5V" and "MiniMax-M2.5" are other models than those of the shorter names.
         const bool whole = text.size() == name.size() || text[std::min(name.size(), text.size() - 1)] == '-';
         if (name.size() > best.size() && text.starts_with(lower(name)) && whole) best = name;
     }
-    return best;
+    return names_another(text.substr(best.size())) ? std::string() : best;
 }
 
 // The config.json in a folder of weights, where the file's paths are those of this machine; empty: there is none.

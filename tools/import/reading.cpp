@@ -177,10 +177,14 @@ bool Reading::without_effect(const std::string& name, const plan::Plan& plan) co
 int Reading::disagreement(const plan::Plan& plan, const std::string& field, const std::vector<const Line*>& lines,
                           const std::vector<std::string>& names, const std::string& release) const {
     std::map<std::string, std::vector<std::string>> says;
-    std::vector<std::string> implied, own; // implied: settings that no field says; own: those that this one says
+    // implied: settings that no field says; own: those that this one says; plain: those that are its value
+    std::vector<std::string> implied, own, plain;
     for (const Line* line : lines)
         if (line->entry->field == field)
-            for (const Phrase& phrase : line->phrases) add_once(own, phrase.name);
+            for (const Phrase& phrase : line->phrases) {
+                add_once(own, phrase.name);
+                if (phrase.words == std::vector<std::string>{"$value"}) add_once(plain, phrase.name);
+            }
     for (const Line* line : lines) {
         if (!line->entry->in_force(release) || !line->entry->when.holds(plan)) continue;
         for (const Phrase& phrase : line->phrases)
@@ -211,6 +215,7 @@ int Reading::disagreement(const plan::Plan& plan, const std::string& field, cons
         const bool weak = reader_.is_weak(name);
         if (!agree)
             sum += name[0] == '$' || weak || contains(implied, name) ? hint
+                   : here != nullptr && contains(plain, name)        ? 8 * settled
                    : contains(own, name)                             ? 2 * settled
                                                                      : settled;
     }

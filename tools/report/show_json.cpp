@@ -30,8 +30,8 @@ const char* kind_name(model::AttentionKind kind) {
         return "compressed";
     case model::AttentionKind::mamba:
         return "mamba";
-    case model::AttentionKind::lumped:
-        return "lumped";
+    case model::AttentionKind::opaque:
+        return "opaque";
     case model::AttentionKind::none:
         return "none";
     }
@@ -55,7 +55,7 @@ Json attention_json(const model::Attention& a) {
                                                             {"key_dim", a.key_dim},
                                                             {"value_dim", a.value_dim},
                                                             {"conv_kernel", a.conv_kernel},
-                                                            {"lump_weights", a.lump.weights},
+                                                            {"opaque_weights", a.opaque.weights},
                                                             {"compress_ratio", a.compress_ratio},
                                                             {"indexer_heads", a.indexer_heads},
                                                             {"indexer_top_k", a.indexer_top_k}};

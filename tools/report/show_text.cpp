@@ -104,13 +104,13 @@ std::string attention_text(const model::Attention& a) {
     case model::AttentionKind::mamba:
         return fmt::format("Mamba-2: {} of {}, state {}, {}, convolution of {}", counted(a.value_heads, "head"),
                            a.value_dim, a.key_dim, counted(a.key_heads, "group"), a.conv_kernel);
-    case model::AttentionKind::lumped:
-        return fmt::format("{}: {} weights", a.lump.name, a.lump.weights);
+    case model::AttentionKind::opaque:
+        return fmt::format("{}: {} weights", a.opaque.name, a.opaque.weights);
     case model::AttentionKind::none:
         return "-";
     }
     add_details(text, a);
-    if (a.lumps()) join(text, fmt::format("beside {} of {} weights", a.lump.name, a.lump.weights));
+    if (a.has_opaque()) join(text, fmt::format("beside {} of {} weights", a.opaque.name, a.opaque.weights));
     return text;
 }
 

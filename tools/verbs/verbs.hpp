@@ -208,11 +208,11 @@ void launch_verb(const LaunchOptions& options);
 
 struct ImportVerbOptions : OutputOptions {
     std::vector<std::string> files;
-    std::string from;                   // engine, empty = as the files tell
-    std::string model, hardware, stack; // empty model: as the files say; empty stack: the hardware's default
-    std::int64_t gpus = 0, seq = 0;     // 0 = as the files say
-    bool alone = false;                 // files that scripts read or start are not read
-    std::string out;                    // plan.json, empty = not written
+    std::string from;                      // engine, empty = as the files tell
+    std::string model, hardware, stack;    // empty model: as the files say; empty stack: the hardware's default
+    std::optional<std::int64_t> gpus, seq; // none = as the files say
+    bool alone = false;                    // files that scripts read or start are not read
+    std::string out;                       // plan.json, empty = not written
 };
 void import_verb(const ImportVerbOptions& options);
 

@@ -13,7 +13,7 @@ namespace moe::layers {
 AttentionLayer::AttentionLayer(const model::Model& model, const model::Attention& shape, std::string key,
                                std::string hf_prefix, int layer)
     : model_(model), a_(shape), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {
-    if (a_.lumps()) lump_.emplace(a_.lump, key_ + ".lump", hf_ + "mixer.");
+    if (a_.has_opaque()) opaque_.emplace(a_.opaque, key_ + ".opaque", hf_ + "mixer.");
 }
 
 namespace {
@@ -34,7 +34,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     };
     Norm::declare(set, model_, key_ + ".norm", hf_ + "input_layernorm.weight", h);
     if (model_.post_norms) Norm::declare(set, model_, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
-    if (lump_) lump_->declare(set, h);
+    if (opaque_) opaque_->declare(set, h);
     switch (a_.kind) {
     case model::AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
@@ -98,7 +98,7 @@ void AttentionLayer::declare(emit::ParameterSet& set) const {
     }
     case model::AttentionKind::mamba:
         return declare_mamba(set);
-    case model::AttentionKind::lumped:
+    case model::AttentionKind::opaque:
     case model::AttentionKind::none:
         return;
     case model::AttentionKind::gated_delta:
@@ -119,9 +119,9 @@ program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x,
     const bool latent = a_.kind == model::AttentionKind::mla || a_.kind == model::AttentionKind::compressed;
     if (plan::stack_traits(b.plan()).keeps_norm_with_product && !latent) norm_.within = program::Module::attn_in;
     const program::TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
-    program::TensorId y = a_.kind == model::AttentionKind::lumped ? program::no_tensor : core(b, normed, keys);
-    if (lump_) {
-        const program::TensorId beside = lump_->forward(b, normed);
+    program::TensorId y = a_.kind == model::AttentionKind::opaque ? program::no_tensor : core(b, normed, keys);
+    if (opaque_) {
+        const program::TensorId beside = opaque_->forward(b, normed);
         if (beside != program::no_tensor) y = y == program::no_tensor ? beside : b.add(y, beside, "attn_beside");
     }
     if (model_.post_norms) {
@@ -180,8 +180,8 @@ program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId d
         if (d == program::no_tensor) return;
         dnormed = dnormed == program::no_tensor ? d : b.add(dnormed, d, "dattn_joined");
     };
-    if (lump_) join(lump_->backward(b, dprojected));
-    if (a_.kind != model::AttentionKind::lumped) join(core_backward(b, dprojected));
+    if (opaque_) join(opaque_->backward(b, dprojected));
+    if (a_.kind != model::AttentionKind::opaque) join(core_backward(b, dprojected));
     b.module = program::Module::layernorm;
     return norm_.backward(b, dnormed, dy);
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "planner/lower/emit/linear.hpp"
-#include "planner/lower/layers/lump.hpp"
+#include "planner/lower/layers/opaque_part.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/stack_traits.hpp"
 
@@ -147,7 +147,7 @@ private:
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_, q_norm_, kv_norm_;
-    std::optional<LumpPart> lump_;
+    std::optional<OpaquePartOps> opaque_;
     emit::Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
     emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, keys_bias_, out_bias_, sinks_, conv_, conv_bias_, a_log_,
         dt_bias_, skip_;

@@ -148,7 +148,7 @@ std::string state_obstacle(const model::Attention& attention) {
 }
 
 std::string attention_obstacle(const model::Attention& attention) {
-    if (attention.lumps()) return fmt::format("{}: only priced, not trained yet", attention.lump.name);
+    if (attention.has_opaque()) return fmt::format("{}: only priced, not trained yet", attention.opaque.name);
     if (attention.kind == model::AttentionKind::gated_delta || attention.kind == model::AttentionKind::mamba) {
         if (std::string text = state_obstacle(attention); !text.empty()) return text;
     }
@@ -317,19 +317,19 @@ void check_natures(const JsonObject& json, const model::Model& model) {
                                                     "field dense attention would be priced",
                                                     model.architecture));
     if (json.is_array("attn_type_list") && !any(model::AttentionKind::gated_delta) &&
-        !any(model::AttentionKind::lumped))
+        !any(model::AttentionKind::opaque))
         for (const std::int64_t type : json.integers("attn_type_list", 0, 1))
             if (type != 1) json.refuse_value("attn_type_list", "linear attention (0) is not supported");
     if (!json.is_array("layer_types")) return;
     std::vector<std::string> known{"full_attention", "sliding_attention"};
-    if (any(model::AttentionKind::gated_delta) || any(model::AttentionKind::lumped))
+    if (any(model::AttentionKind::gated_delta) || any(model::AttentionKind::opaque))
         known.emplace_back("linear_attention");
     if (model.architecture == "GraniteMoeHybridForCausalLM")
         known = {"mamba", "linear_attention", "attention", "full_attention"};
     if (model.architecture == "MiniMaxM3ForCausalLM") known.emplace_back("minimax_m3_sparse");
     if (model.architecture.starts_with("Lfm2")) known.emplace_back("conv");
     if (picks) known = {"deepseek_sparse_attention", "indexed_attention"};
-    if (picks && any(model::AttentionKind::lumped)) known.insert(known.end(), {"linear_attention", "full_attention"});
+    if (picks && any(model::AttentionKind::opaque)) known.insert(known.end(), {"linear_attention", "full_attention"});
     if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
     for (const std::string& type : json.strings("layer_types"))
         if (std::find(known.begin(), known.end(), type) == known.end())

@@ -2,7 +2,7 @@
 // sparse attention, groups, shared experts.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -190,7 +190,7 @@ void read_dots1(const JsonObject& json, model::Model& model) {
 void read_axk1(const JsonObject& json, model::Model& model) {
     read_deepseek(json, model, true, 1);
     for (model::LayerKind& kind : model.kinds)
-        if (kind.moe) join(kind.attention.lump, lump_of("a norm behind experts", {0, model.hidden}));
+        if (kind.moe) join(kind.attention.opaque, opaque_part("a norm behind experts", {0, model.hidden}));
 }
 
 // Hy-4: GLM-5's attention with sinks and gates of the output, in hyper-connections that do not mix their streams.
@@ -201,8 +201,8 @@ void read_hy_v4(const JsonObject& json, model::Model& model) {
     pass_over(json, {"hc_magnitude", "hc_eps", "learnable_sink_init"});
     for (model::LayerKind& kind : model.kinds) {
         const std::int64_t heads = kind.attention.heads;
-        join(kind.attention.lump,
-             lump_of("an output gate and sinks", {model.hidden * heads * kind.attention.v_dim, heads}));
+        join(kind.attention.opaque,
+             opaque_part("an output gate and sinks", {model.hidden * heads * kind.attention.v_dim, heads}));
         if (kind.moe) kind.swiglu_limit = json.number_or("swiglu_limit", 10.0, 0.0, 1e6);
     }
 }
@@ -215,7 +215,7 @@ void read_axk2(const JsonObject& json, model::Model& model) {
     for (model::LayerKind& kind : model.kinds) {
         const model::Attention& a = kind.attention;
         const std::int64_t gates = std::int64_t{a.q_lora} * a.heads * (a.qk_dim + 2 * a.v_dim);
-        join(kind.attention.lump, lump_of("output gates and gated norms", {gates + (kind.moe ? 2 : 1) * narrow}));
+        join(kind.attention.opaque, opaque_part("output gates and gated norms", {gates + (kind.moe ? 2 : 1) * narrow}));
     }
 }
 

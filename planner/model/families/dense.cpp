@@ -1,7 +1,7 @@
 // Dense models that differ from Llama in a few parts: biases, windows, layers that turn nothing, norms on both sides or
 // behind, factors of embeddings and sums, plain MLPs.
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -135,7 +135,7 @@ void read_apertus(const JsonObject& json, model::Model& model) {
     kind.attention.qk_norm = true;
     if (!says(json, "qk_norm", true)) json.refuse_value("qk_norm", "only true is known of Apertus");
     if (json.boolean_or("post_norm", false)) json.refuse_value("post_norm", "only false is known of Apertus");
-    kind.attention.lump = lump_of("numbers of xIELU", {0, 2});
+    kind.attention.opaque = opaque_part("numbers of xIELU", {0, 2});
     add_alike(json, model, kind);
 }
 

@@ -3,7 +3,7 @@
 // Counted and priced, not trained.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -116,7 +116,8 @@ void read_minimax_m3(const JsonObject& json, model::Model& model) {
     pass_over(sparse, {"sparse_local_block", "sparse_attention_freq"});
     picking.indexer_top_k = block * blocks;
     const auto scores = static_cast<double>(heads * width);
-    picking.lump = lump_of("an indexer of blocks", {model.hidden * (heads + 1) * width, 2 * width, 0, 0.0, scores});
+    picking.opaque =
+        opaque_part("an indexer of blocks", {model.hidden * (heads + 1) * width, 2 * width, 0, 0.0, scores});
     model::Moe moe;
     moe.experts = integer(json, "num_local_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
@@ -159,10 +160,10 @@ void read_jetmoe(const JsonObject& json, model::Model& model) {
     pass_over(json, {"num_attention_heads", "head_dim", "applied_capacity"});
     const std::int64_t expert = 2 * model.hidden * attention.kv_heads * attention.qk_dim;
     // Vectors are the router of attention and a bias behind each sum of experts.
-    model::Lump others =
-        lump_of("experts of attention", {0, (moe.experts - moe.top_k) * expert + (moe.experts + 2) * model.hidden});
+    model::OpaquePart others =
+        opaque_part("experts of attention", {0, (moe.experts - moe.top_k) * expert + (moe.experts + 2) * model.hidden});
     others.idle = (moe.experts - moe.top_k) * expert;
-    attention.lump = others;
+    attention.opaque = others;
     for (int layers = layer_count(json); layers > 0; --layers) add_layer(model, kind);
 }
 

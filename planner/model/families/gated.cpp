@@ -1,7 +1,7 @@
 // Families of 2026 whose layers that see everything turn nothing, with parts of their own beside: Beam and Muse Spark
 // with gates of attention's output, LARA mini with gated delta nets. Counted and priced, not trained.
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ void read_beam(const JsonObject& json, model::Model& model) {
     model::Attention full = read_gqa(json, model);
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
     full.qk_norm = full.output_gate = true;
-    full.lump = lump_of("biases of gates", {0, full.heads});
+    full.opaque = opaque_part("biases of gates", {0, full.heads});
     model::Attention window = full;
     full.rope_dim = 0;
     window.window = json.integer_or("sliding_window", 512, 1, max_window);
@@ -58,7 +58,7 @@ void read_muse_spark(const JsonObject& json, model::Model& model) {
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
     full.qk_norm = full.plain_qk_norm = full.output_gate = true;
     // A norm behind the MLP and the two gates.
-    full.lump = lump_of("gates of sums", {0, 3 * model.hidden});
+    full.opaque = opaque_part("gates of sums", {0, 3 * model.hidden});
     model::Attention window = full;
     window.window = json.integer_or("sliding_window", 2048, 1, max_window);
     model::Moe moe;
@@ -87,7 +87,7 @@ void read_muse_spark(const JsonObject& json, model::Model& model) {
         if (bases[layer] == 0.0) kind.attention.rope_dim = 0;
         if (sparse[layer]) {
             kind.moe = moe;
-            join(kind.attention.lump, lump_of("norms of latents", {0, 2 * moe.latent}));
+            join(kind.attention.opaque, opaque_part("norms of latents", {0, 2 * moe.latent}));
         } else {
             kind.dense_ffn = ffn(json, "intermediate_size");
         }

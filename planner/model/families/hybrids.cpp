@@ -2,7 +2,7 @@
 // (Mamba, Falcon Mamba). Sources: configuration classes and modules of transformers 5.24.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ void read_lfm2(const JsonObject& json, model::Model& model) {
     const int layers = layer_count(json);
     model::Attention attention = read_gqa(json, model);
     attention.qk_norm = true;
-    const model::Attention convolution = lumped(short_convolution(
+    const model::Attention convolution = opaque_mixer(short_convolution(
         model.hidden, integer_or(json, "conv_L_cache", 3, 1, 1024), json.boolean_or("conv_bias", false)));
     const bool routed = model.architecture == "Lfm2MoeForCausalLM";
     model::Moe moe;
@@ -88,7 +88,7 @@ void read_jamba(const JsonObject& json, model::Model& model) {
     parts.bias = json.boolean_or("mamba_proj_bias", false);
     parts.norms = says(json, "mamba_inner_layernorms", true);
     pass_over(json, {"use_mambapy", "use_associative_scan", "layers_block_type"});
-    const model::Attention mamba = lumped(mamba1(model.hidden, parts));
+    const model::Attention mamba = opaque_mixer(mamba1(model.hidden, parts));
     model::Moe moe;
     moe.experts = integer_or(json, spelled(json, "num_experts", "num_local_experts"), 16, 1, max_experts);
     moe.top_k = integer_or(json, "num_experts_per_tok", 2, 1, max_experts);
@@ -139,7 +139,7 @@ void read_falcon_h1(const JsonObject& json, model::Model& model) {
     model::LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
-    kind.attention.lump = mamba2(model.hidden, parts);
+    kind.attention.opaque = mamba2(model.hidden, parts);
     kind.activation = read_activation(json, "silu");
     kind.dense_ffn = ffn(json, "intermediate_size");
     kind.mlp_bias = json.boolean_or("mlp_bias", false);
@@ -162,7 +162,7 @@ void read_mamba1(const JsonObject& json, model::Model& model) {
     parts.bias = json.boolean_or("use_bias", false);
     model::LayerKind kind;
     kind.activation = read_activation(json, "silu");
-    kind.attention = lumped(mamba1(model.hidden, parts));
+    kind.attention = opaque_mixer(mamba1(model.hidden, parts));
     for (int layers = layer_count(json); layers > 0; --layers) add_layer(model, kind);
 }
 

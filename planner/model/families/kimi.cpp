@@ -3,7 +3,7 @@
 // in a latent, and residuals that attend to earlier layers.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 namespace moe::families {
@@ -25,7 +25,7 @@ model::Attention read_delta(const JsonObject& json, std::int64_t hidden) {
         delta.whole_gate = linear.boolean_or("use_full_rank_gate", false);
         pass_over(linear, {"gate_lower_bound"});
     }
-    return lumped(delta_by_channel(hidden, delta));
+    return opaque_mixer(delta_by_channel(hidden, delta));
 }
 
 // The published file lists the layers of each kind, counted from 1.
@@ -58,11 +58,11 @@ void read_kimi_linear(const JsonObject& json, model::Model& model) {
     model::Attention full = read_mla(json);
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
     if (json.boolean_or("mla_use_output_gate", false))
-        join(full.lump, lump_of("an output gate", {model.hidden * full.heads * full.v_dim}));
+        join(full.opaque, opaque_part("an output gate", {model.hidden * full.heads * full.v_dim}));
     if (json.has("attn_res_block_size")) { // a norm and a row of weights before attention, before MLPs and at the end
-        const model::Lump residuals = lump_of("attention residuals", {0, 4 * model.hidden});
-        join(full.lump, residuals);
-        join(delta.lump, residuals);
+        const model::OpaquePart residuals = opaque_part("attention residuals", {0, 4 * model.hidden});
+        join(full.opaque, residuals);
+        join(delta.opaque, residuals);
         model.other_weights = 2 * model.hidden;
         json.integer("attn_res_block_size", 1, max_layers);
     }
@@ -75,7 +75,7 @@ void read_kimi_linear(const JsonObject& json, model::Model& model) {
         kind.attention = is_delta[layer] ? delta : full;
         if (sparse[layer]) {
             kind.moe = moe;
-            if (latent_norm) join(kind.attention.lump, lump_of("a norm of latents", {0, moe.latent}));
+            if (latent_norm) join(kind.attention.opaque, opaque_part("a norm of latents", {0, moe.latent}));
         } else {
             kind.dense_ffn = ffn(json, "intermediate_size");
         }

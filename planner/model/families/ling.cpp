@@ -2,7 +2,7 @@
 // so-many-th, the others of which are linear attention.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -76,12 +76,13 @@ void read_bailing_hybrid(const JsonObject& json, model::Model& model) {
     const int width = size("linear_head_dim", "head_dim", max_dim);
     const bool delta = model.architecture == "BailingHybridForCausalLM";
     model::Attention full = json.has("kv_lora_rank") ? read_mla(json) : read_ling_attention(json, model);
-    if (delta) full.lump = lump_of("a gate of each head", {model.hidden * full.heads});
+    if (delta) full.opaque = opaque_part("a gate of each head", {model.hidden * full.heads});
     const std::int64_t norms = std::int64_t{heads} * width + (json.boolean_or("use_qk_norm", false) ? 2 * width : 0);
     const int taps = integer_or(json, spelled(json, "linear_conv_kernel_dim", "short_conv_kernel_size"), 4, 1, 1024);
     const bool whole = says(json, "no_kda_lora", true);
-    const model::Attention linear = lumped(delta ? delta_by_channel(model.hidden, {heads, width, taps, whole, whole})
-                                                 : lightning_attention(model.hidden, heads, width, norms));
+    const model::Attention linear =
+        opaque_mixer(delta ? delta_by_channel(model.hidden, {heads, width, taps, whole, whole})
+                           : lightning_attention(model.hidden, heads, width, norms));
     pass_over(json,
               {"group_norm_size", "linear_silu", "use_linear_silu", "linear_rope", "use_linear_gqa", "rotary_dim",
                "partial_rotary_factor", "kda_safe_gate", "kda_lower_bound", "gated_attention_proj_granularity_type",
@@ -131,8 +132,8 @@ void read_minimax_01(const JsonObject& json, model::Model& model) {
                "layernorm_full_attention_beta", "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
                "layernorm_mlp_alpha", "layernorm_mlp_beta", "full_attn_alpha_factor", "full_attn_beta_factor",
                "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor"});
-    const model::Attention lightning =
-        lumped(lightning_attention(model.hidden, full.heads, full.qk_dim, std::int64_t{full.heads} * full.qk_dim));
+    const model::Attention lightning = opaque_mixer(
+        lightning_attention(model.hidden, full.heads, full.qk_dim, std::int64_t{full.heads} * full.qk_dim));
     for (const bool here : layers_of_type(json, "linear_attention", layers, linear)) {
         kind.attention = here ? lightning : full;
         add_layer(model, kind);

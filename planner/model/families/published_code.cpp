@@ -2,7 +2,7 @@
 // others have as well under other names. Their training is not held to those classes, so that execute refuses them.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 #include <algorithm>
@@ -225,7 +225,7 @@ void read_klear(const JsonObject& json, model::Model& model) {
         kind.moe->shared_ffn = shared * kind.moe->ffn;
         kind.moe->router.scoring = model::Scoring::sigmoid;
         kind.moe->router.expert_bias = true;
-        kind.attention.lump = lump_of("weights of both sums", {0, 2 * model.hidden + 2});
+        kind.attention.opaque = opaque_part("weights of both sums", {0, 2 * model.hidden + 2});
     }
     pass_over(json, {"routed_scaling_factor", "moe_aux_loss_coeff"}); // which no published code reads
 }

@@ -2,7 +2,7 @@
 // of Kimi delta attention, and Mistral Large 4, whose queries are projected directly. Counted and priced, not trained.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
-#include "planner/model/families/lumps.hpp"
+#include "planner/model/families/opaque_parts.hpp"
 #include "planner/model/families/parts.hpp"
 
 namespace moe::families {
@@ -50,13 +50,13 @@ void read_glm5_next(const JsonObject& json, model::Model& model) {
     const int layers = layer_count(json), pool = integer_or(json, "index_kpool", 16, 1, max_dim);
     model::Attention full = read_picking(json, 0);
     full.q_lora = integer(json, "q_lora_rank", max_hidden);
-    const model::Lump pooling =
-        lump_of("pools of an indexer", {0, full.indexer_dim * (model.hidden + std::int64_t{pool})});
+    const model::OpaquePart pooling =
+        opaque_part("pools of an indexer", {0, full.indexer_dim * (model.hidden + std::int64_t{pool})});
     DeltaByChannel delta;
     delta.heads = integer_or(json, "linear_num_heads", 64, 1, max_heads);
     delta.width = integer_or(json, "linear_head_dim", 128, 1, max_dim);
     delta.taps = integer_or(json, "linear_conv_kernel_dim", 4, 1, 1024);
-    const model::Attention linear = lumped(delta_by_channel(model.hidden, delta));
+    const model::Attention linear = opaque_mixer(delta_by_channel(model.hidden, delta));
     model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 2.5);
     std::vector<bool> deltas = one_of_each(4, 3, layers);
@@ -66,7 +66,7 @@ void read_glm5_next(const JsonObject& json, model::Model& model) {
     for (std::size_t layer = 0; layer < deltas.size(); ++layer) {
         model::Attention attention = deltas[layer] ? linear : full;
         attention.shares_index = !deltas[layer] && shared[layer];
-        if (attention.indexes()) join(attention.lump, pooling);
+        if (attention.indexes()) join(attention.opaque, pooling);
         add_sparse(json, model, attention, sparse[layer], moe);
     }
     model.not_executable = "index_kpool: pooled keys of an indexer are not trained yet";
@@ -102,7 +102,7 @@ void read_mistral_large4(const JsonObject& json, model::Model& model) {
         model::Attention attention = turns[layer] ? turning : still;
         attention.shares_index = shared[layer];
         const std::int64_t index = attention.indexes() ? 2 * (model.hidden + attention.indexer_heads) : 0;
-        attention.lump = lump_of("scales by position and a norm of an indexer", {0, 2 * attention.heads + index});
+        attention.opaque = opaque_part("scales by position and a norm of an indexer", {0, 2 * attention.heads + index});
         add_sparse(json, model, attention, sparse[layer], moe);
     }
 }

@@ -144,21 +144,22 @@ TEST_CASE("Ling 3, Ling-linear, MiniMax-01: which layers are linear attention") 
     const model::Model ling = read(ling3);
     for (int layer = 0; layer < 24; ++layer)
         CHECK(ling.kind_of(layer).attention.kind ==
-              (layer % 4 == 3 ? model::AttentionKind::mla : model::AttentionKind::lumped));
+              (layer % 4 == 3 ? model::AttentionKind::mla : model::AttentionKind::opaque));
     CHECK(ling.kind_of(0).dense_ffn == 4608);
     CHECK(ling.kind_of(1).moe->experts == 128);
     // Queries, keys, values, output, decay and gate of 1536 x 2048 each, or the latter two by latents of 128 columns.
     const std::int64_t hidden = 1536, inner = 2048, rest = hidden * 16 + 3 * 4 * inner + 16 + inner + 128;
-    CHECK(ling.kind_of(0).attention.lump.weights == 6 * hidden * inner + rest);
-    CHECK(read(changed(ling3, R"("no_kda_lora": false)")).kind_of(0).attention.lump.weights ==
+    CHECK(ling.kind_of(0).attention.opaque.weights == 6 * hidden * inner + rest);
+    CHECK(read(changed(ling3, R"("no_kda_lora": false)")).kind_of(0).attention.opaque.weights ==
           4 * hidden * inner + 2 * 128 * (hidden + inner) + rest);
     // Layers behind the last whole group see everything, but for Ling 3.
     const std::string shorter = changed(ling3, R"("num_hidden_layers": 22)");
-    CHECK(read(shorter).kind_of(20).attention.kind == model::AttentionKind::lumped);
+    CHECK(read(shorter).kind_of(20).attention.kind == model::AttentionKind::opaque);
     const model::Model second = read(changed(shorter, R"("architectures": ["BailingMoeV2_5ForCausalLM"])"));
     CHECK(second.kind_of(20).attention.kind == model::AttentionKind::mla);
-    CHECK(second.kind_of(18).attention.lump.name == std::string("lightning attention"));
-    CHECK(read(changed(ling3, R"("linear_num_heads": 8, "linear_head_dim": 64)")).kind_of(0).attention.lump.out == 512);
+    CHECK(second.kind_of(18).attention.opaque.name == std::string("lightning attention"));
+    CHECK(read(changed(ling3, R"("linear_num_heads": 8, "linear_head_dim": 64)")).kind_of(0).attention.opaque.out ==
+          512);
 }
 
 TEST_CASE("models that see: experts of images are left out, the text's reader goes by its own name") {

@@ -222,6 +222,17 @@ TEST_CASE("import: AutoModel's YAML names its model as it is published") {
     CHECK(read["findings"].dump().find("is taken for Qwen3-30B-A3B by its name") != std::string::npos);
     const Json nano = document(yaml("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"));
     CHECK(nano["plan"]["model"]["name"] == "Nemotron-3-Nano");
+    // A degree is its own setting's value, whatever others beside it lack.
+    folder.write(
+        "stages.yaml",
+        "model:\n  pretrained_model_name_or_path: meta-llama/Llama-3.1-8B\ndistributed:\n  strategy: fsdp2\n"
+        "  tp_size: 2\n  pp_size: 2\n  sequence_parallel: false\n  pipeline:\n    pp_schedule: interleaved1f1b\n"
+        "    pp_microbatch_size: 4\nstep_scheduler:\n  global_batch_size: 256\n  local_batch_size: 32\n");
+    const Json stages =
+        document(folder.run("moe-plan import stages.yaml --from automodel --hardware h100 --gpus 8 --seq 2048 --json"));
+    CHECK(stages["plan"]["mesh"]["tp"] == 2);
+    CHECK(stages["plan"]["mesh"]["pp"] == 2);
+    CHECK(stages["plan"]["mesh"]["dp"] == 2);
     check_line(yaml("zai-org/GLM-4.5V"), 2, "no profile is known of the model zai-org/GLM-4.5V: give its config.json");
     check_line(folder.run("moe-plan import job.yaml --from automodel --hardware h100 --gpus 8 --model Qwen3-30B-A3B"),
                2, "says no length of sequences: give --seq");

@@ -248,6 +248,8 @@ TEST_CASE("import: bad files are refused in one line, and nothing is written") {
     check_line(folder.run("moe-plan import none.sh --from nemo --hardware h100"), 2, "--from nemo: must be one of");
     folder.write("train.sh", mixtral);
     check_line(folder.run("moe-plan import train.sh --hardware h100 --gpus 48"), 2, "gpus = 48");
+    for (const char* given : {"--gpus 0", "--gpus -8", "--seq 0"})
+        check_line(folder.run(std::string("moe-plan import train.sh --hardware h100 ") + given), 2, given);
     check_line(folder.run("moe-plan import train.sh --hardware h100 --out train.sh"), 2, "train.sh");
     CHECK(!folder.holds("plan.json"));
     CHECK(folder.read("train.sh") == mixtral);

@@ -1,4 +1,5 @@
 // The verb calibrate for runs of one's own: from a CSV file or a log to a stack that search and replay load.
+#include "planner/base/files.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/tools/verbs/command.hpp"
 
@@ -70,6 +71,9 @@ TEST_CASE("calibrate --anchor: what cannot be anchors is refused in a line") {
     const Folder folder;
     folder.write("runs.csv", runs_header + row);
     const std::string calibrate = "moe-plan calibrate --out s.json ";
+    folder.write("machine.json", moe::read_file(moe::profiles_folder() + "/hardware/h100.json"));
+    check_line(folder.run("moe-plan " + moe::test::gpu_search + " --stack machine.json"), 2,
+               "machine.json: not a stack that calibrate --anchor wrote: give one, or a name of show stacks");
     check_line(folder.run(calibrate + "--anchor runs.csv"), 2, "--anchor: name the stack");
     check_line(folder.run(calibrate + "--stack bridge-26.08"), 2, "--stack bridge-26.08: is for --anchor");
     check_line(folder.run(calibrate + "--anchor runs.csv --stack moe-plan"), 2, "anchors are for stacks");

@@ -2144,7 +2144,7 @@ class ShowModelRope(Document):
 class ShowModelKindAttention(Document):
     """Attention; figures that are 0 and flags that are off are left out"""
 
-    kind: Literal["softmax", "latent", "gated_delta", "compressed", "mamba", "lumped", "none"]
+    kind: Literal["softmax", "latent", "gated_delta", "compressed", "mamba", "opaque", "none"]
     """Kind of attention"""
 
     text: str
@@ -2171,7 +2171,7 @@ class ShowModelKindAttention(Document):
     kv_lora: int | None = None
     """Latent width of keys and values [elements]"""
 
-    lump_weights: int | None = None
+    opaque_weights: int | None = None
     """Weights of a mixer that is priced alone, the layer's own or beside its attention"""
 
     window: int | None = None

@@ -127,7 +127,7 @@ constexpr const char* step = R"({"architectures": ["Step3TextForCausalLM"], "hid
 
 } // namespace
 
-TEST_CASE("lumps: as many parameters as cards and reports say, no field unread") {
+TEST_CASE("opaque parts: as many parameters as cards and reports say, no field unread") {
     for (const Published& p : published) {
         CAPTURE(std::string(p.name));
         const model::Model model = read(p.config);
@@ -143,7 +143,7 @@ TEST_CASE("lumps: as many parameters as cards and reports say, no field unread")
     }
 }
 
-TEST_CASE("lumps: FLOPs of a layer are six for each multiply-accumulate of its matrices and its core") {
+TEST_CASE("opaque parts: FLOPs of a layer are six for each multiply-accumulate of its matrices and its core") {
     const auto of_layer = [](const std::string& name, const std::string& fields) {
         const auto flops = [&](int layers) {
             return model::model_flops_per_token(read("{\"architectures\": [\"" + name +
@@ -177,7 +177,7 @@ TEST_CASE("lumps: FLOPs of a layer are six for each multiply-accumulate of its m
     CHECK(minimax("minimax_m3_sparse") - minimax("full_attention") == nearly(index + picked - scores));
 }
 
-TEST_CASE("lumps: GroveMoE counts a small expert once for those of its group that a token chooses") {
+TEST_CASE("opaque parts: GroveMoE counts a small expert once for those of its group that a token chooses") {
     const auto grove = [](int chosen, int group) {
         return read(R"({"architectures": ["GroveMoeForCausalLM"], "hidden_size": 64, "moe_intermediate_size": 32,
             "parallel_expert_intermediate_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -193,7 +193,7 @@ TEST_CASE("lumps: GroveMoE counts a small expert once for those of its group tha
     CHECK(model::count_parameters(grove(2, 2)).total - model::count_parameters(grove(2, 4)).total == small);
 }
 
-TEST_CASE("lumps: a mixer beside attention is two products and a core of one norm's output") {
+TEST_CASE("opaque parts: a mixer beside attention is two products and a core of one norm's output") {
     const program::Program program = lowered(falcon);
     const model::Model model = read(falcon);
     // Rows of its first matrix are whole tiles: at most 127 too many.
@@ -214,7 +214,7 @@ TEST_CASE("lumps: a mixer beside attention is two products and a core of one nor
           }) == "");
 }
 
-TEST_CASE("lumps: layers with attention and MLP side by side have one norm, and weights as counted") {
+TEST_CASE("opaque parts: layers with attention and MLP side by side have one norm, and weights as counted") {
     for (const int tp : {1, 2}) {
         const program::Program program = lowered(command, tp);
         if (tp == 1) CHECK(weights_of(program) == double(model::count_parameters(read(command)).total));
@@ -226,7 +226,7 @@ TEST_CASE("lumps: layers with attention and MLP side by side have one norm, and 
     }
 }
 
-TEST_CASE("lumps: queries of a latent are two products before plain keys and values") {
+TEST_CASE("opaque parts: queries of a latent are two products before plain keys and values") {
     for (const int tp : {1, 2}) {
         const program::Program program = lowered(step, tp);
         if (tp == 1) CHECK(weights_of(program) == double(model::count_parameters(read(step)).total));

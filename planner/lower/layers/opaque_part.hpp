@@ -8,13 +8,13 @@
 
 namespace moe::layers {
 
-// A part that is priced alone (model::Lump): a matrix with the weights of all before its core, a core of the same
+// A part that is priced alone (model::OpaquePart): a matrix with the weights of all before its core, a core of the same
 // multiply-accumulates, a matrix behind it. It reads normed tokens and hands on what is added to the residual stream,
-// nothing where the lump has no output of its own.
-class LumpPart {
+// nothing where the part has no output of its own.
+class OpaquePartOps {
 public:
-    LumpPart(const model::Lump& lump, std::string key, std::string hf_prefix)
-        : lump_(lump), key_(std::move(key)), hf_(std::move(hf_prefix)) {}
+    OpaquePartOps(const model::OpaquePart& part, std::string key, std::string hf_prefix)
+        : part_(part), key_(std::move(key)), hf_(std::move(hf_prefix)) {}
     void declare(emit::ParameterSet& set, std::int64_t hidden) const;
     program::TensorId forward(emit::Builder& b, program::TensorId normed);
     program::TensorId backward(emit::Builder& b, program::TensorId dy);
@@ -24,7 +24,7 @@ private:
     double core_macs(const emit::Builder& b) const;  // per token
     void emit_core(emit::Builder& b, bool back, const program::Operands& in, const program::Operands& out) const;
 
-    const model::Lump& lump_;
+    const model::OpaquePart& part_;
     std::string key_, hf_;
     emit::Linear in_, out_;
     program::TensorId mixed_ = program::no_tensor, core_ = program::no_tensor;
