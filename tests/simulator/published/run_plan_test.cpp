@@ -1,10 +1,7 @@
 // Rows of published runs become plans: every column has its effect, and what cannot be planned says why.
 #include "planner/base/error.hpp"
-#include "planner/base/files.hpp"
-#include "planner/machine/coefficients.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
-#include "planner/stack/stack.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "simulator/published/run_recipe.hpp"
 #include "tests/simulator/published/published_run.hpp"
@@ -13,7 +10,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -352,28 +348,6 @@ TEST_CASE("systems by their published names") {
         REQUIRE(skipped(run) == "");
         CHECK(planned(run).plan.hardware->name == profile);
     }
-}
-
-TEST_CASE("each stack that stands for published runs is the one of some shipped row") {
-    const moe::machine::Hardware h100 = moe::machine::load_hardware("h100");
-    const moe::machine::Coefficients coefficients = moe::machine::load_coefficients();
-    std::vector<std::pair<std::string, moe::stack::Publication>> published;
-    std::set<std::string> idle, used;
-    for (const std::string& name : moe::stack::stack_names())
-        for (const moe::stack::Publication& p : moe::stack::load_stack(name, h100, coefficients).published) {
-            published.emplace_back(name, p);
-            idle.insert(name);
-        }
-    const std::string folder = moe::profiles_folder() + "/runs";
-    for (const std::string& path : {folder, folder + "/held-out"})
-        for (const moe::published::Run& run : moe::published::load_runs(path))
-            used.insert(moe::published::stack_of(published, run.source, run.release));
-    for (const std::string& name : used) idle.erase(name);
-    for (const std::string& name : idle) {
-        CAPTURE(name);
-        CHECK(false);
-    }
-    CHECK(used.count("bridge-26.04-library") == 1);
 }
 
 TEST_CASE("stacks by source and release: the same, else the newest before, else the oldest") {

@@ -1,8 +1,12 @@
-// Stacks: every shipped one on every machine, and files that state only what differs from their base.
+// Stacks: every shipped one on every machine, files that state only what differs from their base, and published rows of
+// each.
 #include "planner/base/files.hpp"
+#include "planner/machine/coefficients.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
+#include "simulator/published/run_plan.hpp"
+#include "simulator/published/runs.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/support/folder.hpp"
 #include "tests/support/nearly.hpp"
@@ -12,7 +16,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -150,4 +156,26 @@ TEST_CASE("features are dropped and added behind a stack's name, at their cost")
     CHECK(moe::stack::load_stack("bridge-26.04,no-fused_router,fused_router", gb200).costs.router_launches == 1.0);
     CHECK(fault("bridge-26.04,no-wings", gb200).find("unknown feature \"wings\"") != std::string::npos);
     CHECK(fault("moe-plan,no-fused_router", gb200).find("names no features") != std::string::npos);
+}
+
+TEST_CASE("each stack that stands for published runs is the one of some shipped row") {
+    const moe::machine::Hardware h100 = moe::machine::load_hardware("h100");
+    const moe::machine::Coefficients coefficients = moe::machine::load_coefficients();
+    std::vector<std::pair<std::string, moe::stack::Publication>> published;
+    std::set<std::string> idle, used;
+    for (const std::string& name : moe::stack::stack_names())
+        for (const moe::stack::Publication& p : moe::stack::load_stack(name, h100, coefficients).published) {
+            published.emplace_back(name, p);
+            idle.insert(name);
+        }
+    const std::string folder = moe::profiles_folder() + "/runs";
+    for (const std::string& path : {folder, folder + "/held-out"})
+        for (const moe::published::Run& run : moe::published::load_runs(path))
+            used.insert(moe::published::stack_of(published, run.source, run.release));
+    for (const std::string& name : used) idle.erase(name);
+    for (const std::string& name : idle) {
+        CAPTURE(name);
+        CHECK(false);
+    }
+    CHECK(used.count("bridge-26.04-library") == 1);
 }
