@@ -119,7 +119,7 @@ TEST_CASE("the profiles folder is found beside the build tree or where MOE_PLAN_
     {
         const Environment chosen("MOE_PLAN_PROFILES", folder.path.string());
         const std::string fault = fault_of([] { moe::profiles_folder(); });
-        CHECK(fault.starts_with("1: MOE_PLAN_PROFILES = " + folder.path.string()));
+        CHECK(fault.starts_with("2: MOE_PLAN_PROFILES = " + folder.path.string()));
     }
     fs::create_directory(folder.path / "models");
     const Environment chosen("MOE_PLAN_PROFILES", folder.path.string());

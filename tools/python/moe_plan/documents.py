@@ -328,6 +328,9 @@ class Hardware(Document):
     name: str
     """Name of the machine"""
 
+    base: str | None = None
+    """Profile of profiles/hardware that this one differs from; only differences are stated"""
+
     vendor: str | None = None
     """GPU only: who makes it"""
 
@@ -343,13 +346,13 @@ class Hardware(Document):
     sm_count: int | None = None
     """GPU only: multiprocessors [SMs]"""
 
-    peak_flops: HardwarePeakFlops
+    peak_flops: HardwarePeakFlops | None = None
     """Dense rate by precision; a missing one cannot be run"""
 
-    memory_bytes: float
+    memory_bytes: float | None = None
     """Memory of one GPU that a job can use, before the constants below; CPU: 0 = ask the machine [bytes]"""
 
-    memory_bandwidth: float
+    memory_bandwidth: float | None = None
     """Of that memory [bytes/s]"""
 
     nvlink_domain: int | None = None
