@@ -96,9 +96,9 @@ Reading::Reading(const EngineTable& table, const ReaderTable& reader, const Sett
     for (const Setting& setting : file_.settings) given_[setting.name] = setting.values;
     for (auto& [name, values] : given_) drop_strays(name, values);
     for (const auto& [name, value] : file_.environment) given_["$" + name] = {value};
-    for (const auto& [pattern, with] : reader_.asked_with)
-        if (!file_.has(with))
-            std::erase_if(given_, [&](const auto& one) { return matches_pattern(one.first, pattern); });
+    for (const auto& asked : reader_.asked_with)
+        if (!file_.has(asked.second))
+            std::erase_if(given_, [&](const auto& one) { return matches_pattern(one.first, asked.first); });
     for (const Frequency& frequency : reader_.frequencies) {
         const auto found = given_.find(frequency.setting), layers = given_.find(frequency.layers);
         if (found == given_.end() || layers == given_.end() || found->second.size() != 1 || layers->second.size() != 1)

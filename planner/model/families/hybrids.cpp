@@ -23,7 +23,8 @@ std::int64_t lfm2_width(const JsonObject& json) {
     const double factor = json.number_or("block_ffn_dim_multiplier", 1.0, 1e-3, 1e3);
     const std::int64_t unit = json.integer_or("block_multiple_of", 256, 1, max_ffn);
     if (!says(json, "block_auto_adjust_ff_dim", true)) return width;
-    const auto cut = static_cast<std::int64_t>(factor * static_cast<double>(2 * width / 3));
+    const std::int64_t two_thirds = 2 * width / 3;
+    const auto cut = static_cast<std::int64_t>(factor * static_cast<double>(two_thirds));
     return (cut + unit - 1) / unit * unit;
 }
 
