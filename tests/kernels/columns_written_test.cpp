@@ -105,7 +105,7 @@ TEST_CASE("columns written by the gradient of an activation are those of its res
     check_gradient(shape(128, 128, Curve::silu, true), {}, true);
     check_gradient(shape(300, 256, Curve::silu, true), {130, 0, 1, 77, 64}, true);
     check_gradient(shape(5, 384, Curve::silu, true), {2, 0, 3}, false);
-    check_gradient(shape(200, 1152, Curve::silu, true), {128, 72}, true); // nine squares side by side
+    check_gradient(shape(200, 1152, Curve::silu, true), {128, 72}, true);   // nine squares side by side
     check_gradient(shape(130, 128, Curve::silu, true), {100, 60, 9}, true); // cut at the capacity
     check_gradient(shape(6, 128, Curve::silu, true), {0, 0}, true);
     check_gradient(shape(140, 256, Curve::quick_gelu, true, 1.5), {4, 132}, true);
