@@ -285,7 +285,7 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
              const Windows& windows) {
     std::vector<Choices> choices;
     for (int r = 0; r < sizes.ranks; ++r)
-        choices.push_back(draw_choices(sizes.shape, skew, static_cast<std::uint64_t>(r + 1)));
+        choices.push_back(draw_choices(sizes.shape, skew, std::uint64_t{1} + static_cast<std::uint64_t>(r)));
     // The rates of one way; rows as they travel, scales included.
     const auto rates = [&](const PeerCase& as, const Moved& moved, double seconds) {
         const auto rate = [&](std::int64_t rows) {

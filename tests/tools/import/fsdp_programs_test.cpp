@@ -44,7 +44,8 @@ bool told(const Json& read, const std::string& words) {
 TEST_CASE("import: verl's actor under FSDP, whose sequences are cut by Ulysses") {
     const Folder folder;
     folder.write("run.sh", std::string(actor) + " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2\n");
-    const Json read = imported(folder, "run.sh"), plan = read["plan"];
+    const Json read = imported(folder, "run.sh");
+    const Json& plan = read["plan"];
     CHECK(plan["model"]["name"] == "Qwen3-30B-A3B");
     CHECK(plan["mesh"]["gpus"] == 16);
     CHECK(plan["mesh"]["tp"] == 1); // not that of its generation
@@ -106,7 +107,8 @@ TEST_CASE("import: verl's fine-tuning under FSDP") {
                            "data.train_batch_size=64 data.micro_batch_size_per_gpu=4 data.max_length=2048 "
                            "model.partial_pretrain=Qwen/Qwen3-8B ulysses_sequence_parallel_size=2 "
                            "use_remove_padding=true\n");
-    const Json read = imported(folder, "sft.sh"), plan = read["plan"];
+    const Json read = imported(folder, "sft.sh");
+    const Json& plan = read["plan"];
     CHECK(plan["model"]["name"] == "Qwen3-8B");
     CHECK(plan["mesh"]["gpus"] == 8);
     CHECK(plan["mesh"]["cp"] == 2); // of a setting without a section
@@ -122,7 +124,8 @@ TEST_CASE("import: verl's fine-tuning under FSDP") {
 TEST_CASE("import: NeMo-RL's policy under DTensor") {
     const Folder folder;
     folder.write("run.yaml", policy);
-    const Json read = imported(folder, "run.yaml"), plan = read["plan"];
+    const Json read = imported(folder, "run.yaml");
+    const Json& plan = read["plan"];
     CHECK(plan["model"]["name"] == "Qwen3-30B-A3B");
     CHECK(plan["mesh"]["gpus"] == 32);
     CHECK(plan["mesh"]["tp"] == 2); // not Megatron's, which is off

@@ -57,7 +57,8 @@ Json imported(const Folder& folder, const std::string& words) {
 TEST_CASE("import: verl's command is read as the step of its actor") {
     const Folder folder;
     folder.write("run.sh", verl);
-    const Json read = imported(folder, "run.sh"), plan = read["plan"];
+    const Json read = imported(folder, "run.sh");
+    const Json& plan = read["plan"];
     CHECK(plan["model"]["name"] == "Qwen3-30B-A3B");
     CHECK(plan["mesh"]["gpus"] == 32);
     CHECK(plan["mesh"]["tp"] == 2); // not that of its generation, nor of its reference
@@ -85,7 +86,8 @@ TEST_CASE("import: NeMo-RL's YAML stands over the files under its defaults") {
                  "  max_total_sequence_length: 4096\n  make_sequence_length_divisible_by: "
                  "${policy.megatron_cfg.tensor_model_parallel_size}\n  megatron_cfg:\n    enabled: true\n"
                  "    expert_model_parallel_size: 8\ncluster: {gpus_per_node: 8, num_nodes: 2}\n");
-    const Json read = imported(folder, "run.yaml"), plan = read["plan"];
+    const Json read = imported(folder, "run.yaml");
+    const Json& plan = read["plan"];
     CHECK(plan["model"]["name"] == "Qwen3-30B-A3B");
     CHECK(plan["mesh"]["gpus"] == 16);
     CHECK(plan["mesh"]["ep"] == 8);

@@ -9,7 +9,6 @@
 
 using moe::test::check_line;
 using moe::test::Folder;
-using moe::test::small_search;
 
 TEST_CASE("command line: whole numbers are decimal digits within 64 bits") {
     const Folder folder;
